@@ -1,0 +1,90 @@
+"""install, start, stop, status."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from ..install import install as install_extension
+from ..install import install_files
+from .output import print_json, print_table
+from .session import AsJson, Url, connect, session
+
+__all__ = ["install", "start", "status", "stop"]
+
+
+def install(
+    files_only: Annotated[
+        bool, typer.Option("--files-only", help="Only copy the files to the server's extension directory.")
+    ] = False,
+    pg_config: Annotated[
+        str, typer.Option("--pg-config", help="With --files-only: the pg_config of the server.")
+    ] = "pg_config",
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create the extension in a database, copying its files first where that is needed and allowed."""
+    if files_only:
+        files = install_files(pg_config)
+        if as_json:
+            print_json({"files": [str(file) for file in files]})
+        else:
+            print("\n".join(f"wrote {file}" for file in files))
+        return
+    with connect(url) as connection:
+        done = install_extension(connection)
+        database = connection.info.dbname
+    if as_json:
+        print_json(
+            {
+                "version": done.version,
+                "created": done.created,
+                "files": [str(f) for f in done.files],
+                "notes": done.notes,
+            }
+        )
+        return
+    for file in done.files:
+        print(f"wrote {file}")
+    verb = "created" if done.created else "already there"
+    print(f'pg_queen {done.version} {verb} in database "{database}"')
+    for note in done.notes:
+        print(f"note: {note}")
+
+
+def start(
+    workers: Annotated[int, typer.Option(help="Sweepers that fire timers side by side.")] = 2,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create the pg_cron jobs that fire the timers."""
+    with session(url) as queen:
+        queen.start(workers)
+    if as_json:
+        print_json({"started": True, "workers": workers})
+    else:
+        print(f"started with {workers} workers")
+
+
+def stop(url: Url = None, as_json: AsJson = False) -> None:
+    """Remove the pg_cron jobs; timers wait for the next start."""
+    with session(url) as queen:
+        queen.stop()
+    if as_json:
+        print_json({"started": False})
+    else:
+        print("stopped; timers wait for the next start")
+
+
+def status(url: Url = None, as_json: AsJson = False) -> None:
+    """Show the state of the extension in this database."""
+    with session(url) as queen:
+        state = queen.status()
+    if as_json:
+        print_json(state)
+    else:
+        print_table(
+            ("what", "state"), [(field.name, getattr(state, field.name)) for field in dataclasses.fields(state)]
+        )

@@ -1,0 +1,399 @@
+"""The synchronous client: one method a function of the schema ``queen``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import args_row, tuple_row
+
+from . import _core
+from .types import AckResult, Delay, Json, Message, PushResult, Sent, Status, Timer, TimerVerdict
+
+__all__ = ["Queen"]
+
+_R = TypeVar("_R")
+
+
+class Queen:
+    """Calls pg_queen on a connection of yours.
+
+    Every call is one statement in the connection's current transaction. Nothing is committed or rolled back here: with
+    ``autocommit`` off, a timer is scheduled, a message pushed or acknowledged, when you commit.
+
+    Everywhere: names (queue, timer key, partition, txn, consumer group) are 1 to 255 bytes of text without control
+    characters, timer keys up to 512; ``tenant`` is None for the default tenant. Raises :class:`InvalidArgument` for
+    what the server or this class refuses, :class:`NotPermitted` with the role to grant, :class:`NotInstalled`, and
+    :class:`TenantDenied`; any other database error is psycopg's own. JSON is read and written as the connection is set
+    up to (``psycopg.types.json.set_json_loads`` with ``parse_float=Decimal`` keeps every digit of a number).
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+
+    @property
+    def connection(self) -> psycopg.Connection[Any]:
+        """The connection that the calls go to."""
+        return self._connection
+
+    # -- timers ---------------------------------------------------------------------------------------------------
+
+    def schedule(
+        self,
+        queue: str,
+        timer_key: str,
+        payload: Json | bytes,
+        delay: Delay | None = None,
+        deliver_at: datetime | None = None,
+        partition: str = "Default",
+        txn: str | None = None,
+        tenant: UUID | str | None = None,
+    ) -> TimerVerdict:
+        """Schedule a timer, or replace the pending one of this key: ``queen.schedule``.
+
+        Exactly one of ``delay`` (from the server's clock at this statement; numbers are seconds) and ``deliver_at`` (an
+        aware datetime); a time in the past is due at once. ``payload`` is sent as JSON, bytes by
+        :meth:`schedule_bytes`. ``txn`` defaults to the message id. The status is ``scheduled``, ``rescheduled`` when it
+        replaced one, or ``too_late`` when a firer holds the key.
+        """
+        function = "schedule_bytes" if isinstance(payload, (bytes, bytearray, memoryview)) else "schedule"
+        return self._row(
+            TimerVerdict,
+            function,
+            queue=queue,
+            timer_key=timer_key,
+            payload=payload,
+            delay=delay,
+            deliver_at=deliver_at,
+            partition=partition,
+            txn=txn,
+            tenant=tenant,
+        )
+
+    def schedule_bytes(
+        self,
+        queue: str,
+        timer_key: str,
+        payload: bytes,
+        delay: Delay | None = None,
+        deliver_at: datetime | None = None,
+        partition: str = "Default",
+        txn: str | None = None,
+        tenant: UUID | str | None = None,
+    ) -> TimerVerdict:
+        """:meth:`schedule` for a payload of bytes, which pop returns in ``payload_bytes``: ``queen.schedule_bytes``."""
+        return self._row(
+            TimerVerdict,
+            "schedule_bytes",
+            queue=queue,
+            timer_key=timer_key,
+            payload=payload,
+            delay=delay,
+            deliver_at=deliver_at,
+            partition=partition,
+            txn=txn,
+            tenant=tenant,
+        )
+
+    def schedule_many(
+        self,
+        queue: str,
+        timer_keys: Sequence[str],
+        payloads: Sequence[Json],
+        delays: Sequence[Delay | None] | None = None,
+        deliver_ats: Sequence[datetime | None] | None = None,
+        partitions: Sequence[str] | None = None,
+        txns: Sequence[str | None] | None = None,
+        tenant: UUID | str | None = None,
+    ) -> list[TimerVerdict]:
+        """Schedule many timers of one queue in one statement: ``queen.schedule_many``.
+
+        The lists are aligned, and so are the verdicts; each timer has either a delay or a deliver_at, as in
+        :meth:`schedule`. All or nothing; a key twice in one call is refused.
+        """
+        return self._rows(
+            TimerVerdict,
+            "schedule_many",
+            queue=queue,
+            timer_keys=timer_keys,
+            payloads=payloads,
+            delays=delays,
+            deliver_ats=deliver_ats,
+            partitions=partitions,
+            txns=txns,
+            tenant=tenant,
+        )
+
+    def reschedule(
+        self,
+        queue: str,
+        timer_key: str,
+        delay: Delay | None = None,
+        deliver_at: datetime | None = None,
+        tenant: UUID | str | None = None,
+    ) -> TimerVerdict:
+        """Move a pending timer in time, keeping its payload and ids: ``queen.reschedule``.
+
+        Exactly one of ``delay`` and ``deliver_at``, as in :meth:`schedule`. The status is ``rescheduled``, ``absent``
+        or ``too_late``.
+        """
+        return self._row(
+            TimerVerdict,
+            "reschedule",
+            queue=queue,
+            timer_key=timer_key,
+            delay=delay,
+            deliver_at=deliver_at,
+            tenant=tenant,
+        )
+
+    def cancel(self, queue: str, timer_key: str, tenant: UUID | str | None = None) -> TimerVerdict:
+        """Cancel a pending timer: ``queen.cancel``.
+
+        The status is ``cancelled``, ``absent`` (no longer pending, perhaps delivered: :meth:`sent` knows) or
+        ``too_late`` (a firer holds it now).
+        """
+        return self._row(TimerVerdict, "cancel", queue=queue, timer_key=timer_key, tenant=tenant)
+
+    def apply(self, ops: Sequence[Mapping[str, Any]], tenant: UUID | str | None = None) -> list[TimerVerdict]:
+        """Schedule, reschedule and cancel in one call: ``queen.apply``.
+
+        Each operation is ``{"op": "schedule" | "reschedule" | "cancel", "queue", "timer_key", "partition"?,
+        "delay_ms"?, "txn"?, "payload"?}``; ``delay_ms`` is in milliseconds from now. Validated whole before the first
+        write, all or nothing, each key of a queue at most once; the verdicts are aligned with ``ops``.
+        """
+        return self._rows(TimerVerdict, "apply", ops=ops, tenant=tenant)
+
+    def peek(self, queue: str, timer_key: str, tenant: UUID | str | None = None) -> Timer | None:
+        """A pending timer with its payload, or None: ``queen.peek``."""
+        rows = self._rows(Timer, "peek", queue=queue, timer_key=timer_key, tenant=tenant)
+        return rows[0] if rows else None
+
+    def list_timers(
+        self, queue: str, after: str | None = None, max_rows: int = 100, tenant: UUID | str | None = None
+    ) -> list[Timer]:
+        """One page of a queue's pending timers: ``queen.list_timers``.
+
+        In byte order of the key, behind ``after``, without payloads. :meth:`iter_timers` goes through all pages.
+        """
+        return self._rows(Timer, "list_timers", queue=queue, after=after, max_rows=max_rows, tenant=tenant)
+
+    def iter_timers(
+        self, queue: str, after: str | None = None, page_size: int = 1000, tenant: UUID | str | None = None
+    ) -> Iterator[Timer]:
+        """All pending timers of a queue, read in pages by ``queen.list_timers`` as the iterator is consumed.
+
+        A timer that is pending all the while comes exactly once; one that comes or goes meanwhile may or may not.
+        """
+        while True:
+            page = self.list_timers(queue, after=after, max_rows=page_size, tenant=tenant)
+            yield from page
+            if len(page) < page_size:
+                return
+            after = page[-1].timer_key
+
+    # -- the log --------------------------------------------------------------------------------------------------
+
+    def push(
+        self,
+        queue: str,
+        payload: Json | bytes,
+        partition: str = "Default",
+        txn: str | None = None,
+        tenant: UUID | str | None = None,
+    ) -> PushResult:
+        """Append a message now: ``queen.push``.
+
+        ``payload`` is sent as JSON, bytes by :meth:`push_bytes`. The status is ``queued``, or ``duplicate`` with the
+        place of the first when the queue has seen this ``txn`` within its window. Holds the partition until your
+        transaction ends.
+        """
+        function = "push_bytes" if isinstance(payload, (bytes, bytearray, memoryview)) else "push"
+        return self._row(
+            PushResult, function, queue=queue, payload=payload, partition=partition, txn=txn, tenant=tenant
+        )
+
+    def push_bytes(
+        self,
+        queue: str,
+        payload: bytes,
+        partition: str = "Default",
+        txn: str | None = None,
+        tenant: UUID | str | None = None,
+    ) -> PushResult:
+        """:meth:`push` for a payload of bytes, which pop returns in ``payload_bytes``: ``queen.push_bytes``."""
+        return self._row(
+            PushResult, "push_bytes", queue=queue, payload=payload, partition=partition, txn=txn, tenant=tenant
+        )
+
+    def push_many(
+        self,
+        queue: str,
+        payloads: Sequence[Json],
+        partition: str = "Default",
+        txns: Sequence[str | None] | None = None,
+        tenant: UUID | str | None = None,
+    ) -> list[PushResult]:
+        """Append many messages to one partition, in order, all or nothing: ``queen.push_many``."""
+        return self._rows(
+            PushResult, "push_many", queue=queue, payloads=payloads, partition=partition, txns=txns, tenant=tenant
+        )
+
+    def pop(
+        self,
+        queue: str,
+        consumer_group: str = "default",
+        max_messages: int = 100,
+        lease: Delay = "30 seconds",
+        partition: str | None = None,
+        auto_ack: bool = False,
+        tenant: UUID | str | None = None,
+    ) -> list[Message]:
+        """Take messages under a lease: ``queen.pop``.
+
+        In offset order within a partition; ``partition`` None takes from any partition with work, and all messages of
+        one call carry one ``lease_id``. Acknowledge each partition within ``lease`` or they are delivered again.
+        ``auto_ack`` acknowledges with the pop. An unknown queue gives an empty list. Under a connection without
+        autocommit, commit before you work on the messages.
+        """
+        return self._rows(
+            Message,
+            "pop",
+            queue=queue,
+            consumer_group=consumer_group,
+            max_messages=max_messages,
+            lease=lease,
+            partition=partition,
+            auto_ack=auto_ack,
+            tenant=tenant,
+        )
+
+    def ack(
+        self,
+        queue: str,
+        consumer_group: str,
+        partition: str,
+        lease_id: UUID | str,
+        up_to: int | None = None,
+        tenant: UUID | str | None = None,
+    ) -> AckResult:
+        """Acknowledge the messages of a lease in one partition: ``queen.ack``.
+
+        ``up_to`` is the last offset acknowledged, None for the whole batch. The status is ``acked``, ``lease_lost`` or
+        ``absent``.
+        """
+        return self._row(
+            AckResult,
+            "ack",
+            queue=queue,
+            consumer_group=consumer_group,
+            partition=partition,
+            lease_id=lease_id,
+            up_to=up_to,
+            tenant=tenant,
+        )
+
+    def nack(
+        self,
+        queue: str,
+        consumer_group: str,
+        partition: str,
+        lease_id: UUID | str,
+        error: str | None = None,
+        delay: Delay | None = None,
+        tenant: UUID | str | None = None,
+    ) -> AckResult:
+        """Give the messages of a lease back, to be delivered again after ``delay``: ``queen.nack``.
+
+        Past the limit of deliveries the head goes to the dead letters with ``error``. The status is ``nacked``,
+        ``lease_lost`` or ``absent``.
+        """
+        return self._row(
+            AckResult,
+            "nack",
+            queue=queue,
+            consumer_group=consumer_group,
+            partition=partition,
+            lease_id=lease_id,
+            error=error,
+            delay=delay,
+            tenant=tenant,
+        )
+
+    def extend(
+        self,
+        queue: str,
+        consumer_group: str,
+        partition: str,
+        lease_id: UUID | str,
+        lease: Delay,
+        tenant: UUID | str | None = None,
+    ) -> AckResult:
+        """Let a lease run for ``lease`` from now: ``queen.extend``.
+
+        The status is ``extended``, ``lease_lost`` or ``absent``.
+        """
+        return self._row(
+            AckResult,
+            "extend",
+            queue=queue,
+            consumer_group=consumer_group,
+            partition=partition,
+            lease_id=lease_id,
+            lease=lease,
+            tenant=tenant,
+        )
+
+    def sent(self, queue: str, txn: str, tenant: UUID | str | None = None) -> list[Sent]:
+        """Where a message with this ``txn`` is in the log, if it is, within the txn window: ``queen.sent``."""
+        return self._rows(Sent, "sent", queue=queue, txn=txn, tenant=tenant)
+
+    # -- the operator ---------------------------------------------------------------------------------------------
+
+    def start(self, workers: int = 2) -> None:
+        """Create the pg_cron jobs that fire timers: ``queen.start``. Raises :class:`CronUnusable` without pg_cron."""
+        self._value("start", workers=workers)
+
+    def stop(self) -> None:
+        """Remove the pg_cron jobs; timers stay and fire after the next start: ``queen.stop``."""
+        self._value("stop")
+
+    def status(self) -> Status:
+        """The state of the extension in this database: ``queen.status``."""
+        return self._row(Status, "status")
+
+    def configure(self, key: str, value: str | None) -> str:
+        """Change a setting for the whole database: ``queen.configure``.
+
+        ``value`` is text, None restores the default. Returns the value in force. ``queen.settings`` lists the keys.
+        """
+        in_force: str = self._value("configure", key=key, value=value)
+        return in_force
+
+    # -- plumbing -------------------------------------------------------------------------------------------------
+
+    def _rows(self, record: type[_R], function: str, **arguments: object) -> list[_R]:
+        query, parameters = _core.prepare(function, arguments, _core.columns(record))
+        with (
+            _core.translated(function, self._connection),
+            psycopg.Cursor(self._connection, row_factory=args_row(record)) as cursor,
+        ):
+            # Binary results do not depend on the session's DateStyle, IntervalStyle or bytea_output.
+            cursor.execute(query, parameters, binary=True)
+            return cursor.fetchall()
+
+    def _row(self, record: type[_R], function: str, **arguments: object) -> _R:
+        return self._rows(record, function, **arguments)[0]
+
+    def _value(self, function: str, **arguments: object) -> Any:
+        query, parameters = _core.prepare(function, arguments, "")
+        with (
+            _core.translated(function, self._connection),
+            psycopg.Cursor(self._connection, row_factory=tuple_row) as cursor,
+        ):
+            cursor.execute(query, parameters, binary=True)
+            row = cursor.fetchone()
+        return None if row is None else row[0]
