@@ -1,0 +1,1 @@
+"""What the Makefile calls. Only tools.demo needs the virtual environment."""
