@@ -149,8 +149,9 @@ def lint_python(bodies: list[PythonBody]) -> bool:
         for body in bodies:
             header = f"def {body.name}({', '.join(body.parameters)}):"
             inner = "\n".join(f"    {line}" if line.strip() else "" for line in body.text.strip("\n").split("\n"))
-            # The body's first line is the rest of the line with the opening $$, where the header goes.
-            text = "\n" * (body.line - 1) + header + "\n" + inner.rstrip() + "\n"
+            # The header takes the place of the line before the first one of code.
+            leading = len(body.text) - len(body.text.lstrip("\n"))
+            text = "\n" * (body.line + leading - 2) + header + "\n" + inner.rstrip() + "\n"
             (Path(folder) / f"{body.path.stem}.{body.name}.py").write_text(text, encoding="utf-8")
         done = subprocess.run(
             [

@@ -12,7 +12,7 @@ if [ "${1:-}" = dev ]; then
 fi
 
 fail() {
-    printf 'error: %s\n' "$@" >&2
+    echo "error: $1" >&2
     exit 1
 }
 
@@ -62,8 +62,8 @@ if command -v dpkg-query >/dev/null; then
     done
     if [ ${#missing[@]} -gt 0 ]; then
         if [ "$(id -u)" -ne 0 ]; then
-            fail "packages are missing, and only root can install them. Run this, then try again:" \
-                "    sudo apt-get update && sudo apt-get install -y ${missing[*]}"
+            fail "packages are missing, and only root can install them. Run this, then try again:
+    sudo apt-get update && sudo apt-get install -y ${missing[*]}"
         fi
         echo "Installing ${missing[*]}"
         install_packages "${missing[@]}"
