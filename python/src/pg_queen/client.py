@@ -103,16 +103,16 @@ class Queen:
         queue: str,
         timer_keys: Sequence[str],
         payloads: Sequence[Json],
-        delays: Sequence[Delay | None] | None = None,
-        deliver_ats: Sequence[datetime | None] | None = None,
+        delays: Sequence[Delay] | None = None,
+        deliver_ats: Sequence[datetime] | None = None,
         partitions: Sequence[str] | None = None,
         txns: Sequence[str | None] | None = None,
         tenant: UUID | str | None = None,
     ) -> list[TimerVerdict]:
         """Schedule many timers of one queue in one statement: ``queen.schedule_many``.
 
-        The lists are aligned, and so are the verdicts; each timer has either a delay or a deliver_at, as in
-        :meth:`schedule`. All or nothing; a key twice in one call is refused.
+        The lists are aligned, and so are the verdicts. Exactly one of ``delays`` and ``deliver_ats``, with values as
+        in :meth:`schedule`; payloads are JSON. All or nothing; a key twice in one call is refused.
         """
         return self._rows(
             TimerVerdict,

@@ -59,7 +59,7 @@ class InstallError(QueenError):
     """The extension could not be installed; the hint has the command that supplies what is missing."""
 
 
-_JSON_HINT = "JSON for PostgreSQL has no NaN or Infinity, no lone surrogates and no \\u0000; a uuid has 32 hex digits."
+_JSON_HINT = "JSON for PostgreSQL has no NaN or Infinity, no lone surrogates and no \\u0000."
 _TIME_HINT = "An interval is written like '90 seconds', '24 hours' or '1 day 2 hours 30 minutes'."
 
 # SQLSTATE -> class, and a hint for the errors that the server reports without one.
@@ -93,10 +93,13 @@ def translate(error: psycopg.Error, *, role: str | None = None, user: str | None
     kind, hint = _BY_SQLSTATE[error.sqlstate]
     if kind is NotPermitted and role is not None:
         hint = f"Ask an administrator to run: grant {role} to {_quoted(user or 'YOUR_ROLE')};"
+    if kind is not NotInstalled:
+        # PostgreSQL's own hint for a missing function is about casts.
+        hint = error.diag.message_hint or hint
     message = error.diag.message_primary or str(error)
     if error.diag.message_detail:
         message = f"{message}: {error.diag.message_detail}"
-    return kind(message, hint=error.diag.message_hint or hint, sqlstate=error.sqlstate)
+    return kind(message, hint=hint, sqlstate=error.sqlstate)
 
 
 def _quoted(name: str) -> str:

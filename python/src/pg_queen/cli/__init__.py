@@ -14,8 +14,9 @@ app = typer.Typer(
     help="Durable timers and a partitioned message log inside PostgreSQL.",
     epilog=(
         "The server is named by --url, or by the PG* variables and PGSERVICE as for psql. "
-        "Exit codes: 0 done; 1 refused by the state of things (absent, too_late, lease_lost); 2 bad usage or argument; "
-        "3 database error; 4 cannot connect; 5 the extension is not installed or cannot be; 6 not permitted."
+        "Exit codes: 0 done; 1 refused by the state of things (absent, too_late, lease_lost); "
+        "2 bad usage or argument; 3 database error; 4 cannot connect; 5 the extension is not installed or cannot be; "
+        "6 not permitted; 74 the output could not be written."
     ),
     no_args_is_help=True,
     add_completion=False,

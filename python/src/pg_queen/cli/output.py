@@ -54,7 +54,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
     width = None if sys.stdout.isatty() else 1_000_000
-    Console(file=sys.stdout, width=width, highlight=False).print(table)
+    console = Console(file=sys.stdout, width=width, highlight=False)
+    # Rich would end the program by itself when the reader of a pipe is gone.
+    with console.capture() as rendered:
+        console.print(table)
+    print(rendered.get(), end="")
 
 
 def _items(record: Any) -> Iterable[tuple[str, Any]]:

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
 
 import psycopg
@@ -29,6 +29,8 @@ __all__ = [
 ]
 
 REFUSED, BAD_ARGUMENT, DATABASE_ERROR, CANNOT_CONNECT, NOT_INSTALLED, NOT_PERMITTED = range(1, 7)
+OUTPUT_LOST = 74  # EX_IOERR of sysexits.h
+BROKEN_PIPE = 141  # as a shell reports a program that SIGPIPE ended
 
 Url = Annotated[
     str | None,
@@ -86,13 +88,21 @@ def guarded(command: Callable[_P, _T]) -> Callable[_P, _T]:
     @functools.wraps(command)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
-            return command(*args, **kwargs)
+            result = command(*args, **kwargs)
+            sys.stdout.flush()
+            return result
         except QueenError as error:
             fail(_exit_code(error), error.message, error.hint)
         except psycopg.Error as error:
             detail = error.diag.message_detail
             message = error.diag.message_primary or _one_line(error)
             fail(DATABASE_ERROR, f"{message}: {detail}" if detail else message, error.diag.message_hint)
+        except BrokenPipeError as error:
+            _drop_output()
+            raise typer.Exit(BROKEN_PIPE) from error
+        except OSError as error:
+            _drop_output()
+            fail(OUTPUT_LOST, f"cannot write the output: {error.strerror or error}")
 
     return run
 
@@ -103,6 +113,12 @@ def fail(code: int, message: str, hint: str | None = None) -> NoReturn:
     if hint:
         print(f"hint: {_sentence(hint)}", file=sys.stderr)
     raise typer.Exit(code)
+
+
+def _drop_output() -> None:
+    """What is still buffered goes nowhere; Python would try to write it once more when it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _exit_code(error: QueenError) -> int:
