@@ -70,5 +70,5 @@ bench: setup build ## measure; prints machine, versions and settings with the fi
 
 clean: ## stop the demo's server and remove everything that was made here
 	@$(ANY_PYTHON) -m tools.cluster remove
-	rm -rf .local $(SCRIPT) python/dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .local $(filter-out $(STEPS),$(wildcard extension/pg_queen--*.sql)) python/dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

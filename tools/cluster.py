@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Cluster", "ClusterError", "Programs", "demo_cluster", "extension_files", "pg_config", "state_directory"]
+__all__ = ["Cluster", "ClusterError", "Programs", "extension_files", "pg_config", "state_directory"]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 SUPERUSER: Final = "postgres"
@@ -174,12 +174,15 @@ def state_directory() -> Path:
 
 
 def extension_files() -> list[Path]:
-    """The control file and the scripts, which `make build` must have written."""
-    control = ROOT / "extension" / "pg_queen.control"
-    scripts = sorted((ROOT / "extension").glob("pg_queen--*.sql"))
-    if not scripts:
-        raise ClusterError("extension/ holds no built script; run `make build`")
-    return [control, *scripts]
+    """The control file, the script of its version, which `make build` must have written, and the upgrade steps."""
+    directory = ROOT / "extension"
+    control = directory / "pg_queen.control"
+    version = re.search(r"^default_version = '(.*)'", control.read_text(encoding="utf-8"), re.MULTILINE)
+    assert version is not None
+    script = directory / f"pg_queen--{version.group(1)}.sql"
+    if not script.is_file():
+        raise ClusterError(f"there is no {script}; run `make build`")
+    return [control, script, *sorted(directory.glob("pg_queen--*--*.sql"))]
 
 
 class Programs:
@@ -413,11 +416,6 @@ def port_is_free(port: int) -> bool:
         except OSError:
             return False
         return True
-
-
-def demo_cluster() -> Cluster:
-    """The cluster of `make demo`, which may not have been created yet."""
-    return Cluster(state_directory() / "demo")
 
 
 def _down() -> None:

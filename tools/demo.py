@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tools.cluster import Cluster, ClusterError, demo_cluster
+from tools.cluster import Cluster, ClusterError, state_directory
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
@@ -35,8 +35,10 @@ PARTITIONS: Final = ("north", "east", "south", "west")
 TIMERS: Final = 400
 RESCHEDULED: Final = 60
 CANCELLED: Final = 60
-# Timers fall due in this span after the start; the rescheduled ones up to three seconds later.
+# Timers fall due in this span of seconds after their schedule, and so do the rescheduled ones after their reschedule.
+# Some are changed in each of the first half seconds.
 SPAN: Final = (1.5, 12.0)
+CHANGES: Final = 6
 
 console = Console(highlight=False)
 
@@ -64,12 +66,12 @@ class Timer:
 
 def say(text: str) -> None:
     """Print a line of the story."""
-    console.print(text, style="bold", markup=False)
+    console.print(text, style="bold", markup=False, soft_wrap=True)
 
 
 def show(connection: Connection, statement: str) -> None:
     """Run a statement, printing it as psql would show it, with its rows."""
-    console.print(f"postgres=# {statement};", markup=False, style="cyan")
+    console.print(f"postgres=# {statement};", style="cyan", markup=False, soft_wrap=True)
     cursor = connection.execute(statement)
     if cursor.description is not None:
         table = Table(*(column.name for column in cursor.description), box=None, padding=(0, 2, 0, 0))
@@ -177,8 +179,10 @@ def schedule(connection: Connection, dice: random.Random) -> dict[UUID, Timer]:
     return timers
 
 
-def change_some(connection: Connection, timers: Iterable[Timer], dice: random.Random, count: int) -> None:
-    """Reschedule `count` timers that are not due for a while, and cancel as many others."""
+def change_some(
+    connection: Connection, timers: Iterable[Timer], dice: random.Random, reschedule: int, cancel: int
+) -> None:
+    """Reschedule and cancel so many timers that are not due for a while."""
     now = connection.execute("select clock_timestamp()").fetchone()
     assert now is not None
     waiting = [
@@ -186,16 +190,16 @@ def change_some(connection: Connection, timers: Iterable[Timer], dice: random.Ra
         for timer in timers
         if timer.deliver_at > now[0] + timedelta(seconds=1) and not timer.cancelled and not timer.rescheduled
     ]
-    chosen = dice.sample(waiting, min(2 * count, len(waiting)))
-    for timer in chosen[:count]:
-        delay = timedelta(seconds=dice.uniform(1, SPAN[1]))
+    chosen = dice.sample(waiting, min(reschedule + cancel, len(waiting)))
+    for timer in chosen[:reschedule]:
+        delay = timedelta(seconds=dice.uniform(*SPAN))
         row = connection.execute(
             "select status, deliver_at from queen.reschedule(%s, %s, delay => %s)", [timer.queue, timer.key, delay]
         ).fetchone()
         # `absent`: it fired after all, before the statement came through; then it stands as it was scheduled.
         if row is not None and row[0] == "rescheduled":
             timer.rescheduled, timer.deliver_at = True, row[1]
-    for timer in chosen[count:]:
+    for timer in chosen[reschedule:]:
         row = connection.execute("select status from queen.cancel(%s, %s)", [timer.queue, timer.key]).fetchone()
         timer.cancelled = row == ("cancelled",)
 
@@ -218,7 +222,7 @@ def play(connection: Connection, timers: dict[UUID, Timer], dice: random.Random)
     """Pop and acknowledge until nothing can come any more, changing some timers meanwhile. Returns unknown messages."""
     unknown = []
     begun = time.monotonic()
-    changes = 6
+    changes = 0
     done_since: float | None = None
     columns = (
         TextColumn("{task.description}"),
@@ -230,9 +234,9 @@ def play(connection: Connection, timers: dict[UUID, Timer], dice: random.Random)
         line = progress.add_task("popping", total=len(timers), pending=len(timers))
         while True:
             passed = time.monotonic() - begun
-            while changes > 0 and passed > 0.5 * (7 - changes):
-                change_some(connection, timers.values(), dice, RESCHEDULED // 6)
-                changes -= 1
+            while changes < CHANGES and passed > 0.5 * (changes + 1):
+                change_some(connection, timers.values(), dice, RESCHEDULED // CHANGES, CANCELLED // CHANGES)
+                changes += 1
             arrived = [arrival for queue in QUEUES for arrival in take(connection, queue)]
             for message_id, created_at in arrived:
                 if message_id in timers:
@@ -240,15 +244,15 @@ def play(connection: Connection, timers: dict[UUID, Timer], dice: random.Random)
                 else:
                     unknown.append(message_id)
             expected = [timer for timer in timers.values() if not timer.cancelled]
-            delivered = sum(bool(timer.deliveries) for timer in timers.values())
+            delivered = sum(bool(timer.deliveries) for timer in expected)
             progress.update(line, completed=delivered, total=len(expected), pending=len(expected) - delivered)
-            # After the last expected one: wait a second for those that must not come. And 15 s past the time when the
-            # last could be due, nothing more is waited for.
-            if all(timer.deliveries for timer in expected) and changes == 0 and passed > SPAN[1]:
+            # When all have come and the last cancelled one would have, a second more for those that must not come. Long
+            # past the last time that a timer can be due, nothing is waited for any more.
+            if delivered == len(expected) and changes == CHANGES and passed > SPAN[1]:
                 done_since = done_since or passed
                 if passed > done_since + 1:
                     return unknown
-            if passed > 2 * SPAN[1] + 15:
+            if passed > SPAN[1] + CHANGES / 2 + SPAN[1] + 10:
                 return unknown
             if not arrived:
                 time.sleep(0.02)
@@ -302,7 +306,7 @@ def session(cluster: Cluster) -> bool:
     """The scripted session; whether all came as promised."""
     dice = random.Random()
     with connect(cluster, "demo") as connection:
-        say(f"Scheduling {TIMERS} timers on {len(QUEUES)} queues as role demo, a member of queen_producer and consumer")
+        say(f"Scheduling {TIMERS} timers on {len(QUEUES)} queues as role demo, which is no superuser")
         timers = schedule(connection, dice)
         unknown = play(connection, timers, dice)
         console.print()
@@ -312,8 +316,7 @@ def session(cluster: Cluster) -> bool:
         show(connection, "SELECT jobid, jobname, schedule, command, active FROM cron.job ORDER BY jobid")
         show(
             connection,
-            "SELECT pid, backend_type, now()::timestamp(0) - xact_start::timestamp(0) AS age, query"
-            " FROM pg_stat_activity WHERE query ILIKE 'call queen.%'",
+            "SELECT pid, application_name, backend_start, query FROM pg_stat_activity WHERE query ILIKE 'call queen.%'",
         )
         show(connection, "SELECT version, pg_cron, jobs, workers_alive, fired, due, dead_letters FROM queen.status()")
     console.print()
@@ -348,9 +351,10 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tools.demo", description=__doc__)
     parser.add_argument("--up", action="store_true", help="start the server with the extension, without the session")
+    parser.add_argument("--cluster", default="demo", metavar="NAME", help="use another cluster than the demo's")
     arguments = parser.parse_args()
     try:
-        cluster = demo_cluster()
+        cluster = Cluster(state_directory() / arguments.cluster)
         if arguments.up:
             cluster = up(cluster)
             good = True
