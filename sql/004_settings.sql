@@ -1,0 +1,115 @@
+-- Settings: a catalog of known keys with their defaults, and a table that holds only what was changed. (A table that
+-- held the defaults too would be filled by CREATE EXTENSION and again by the restore of a dump.)
+
+create table queen.config (
+    key        text collate "C" not null,
+    value      text not null,
+    updated_at timestamptz not null default now(),
+    updated_by text not null default session_user,
+    constraint config_pkey primary key (key)
+);
+comment on table queen.config is 'Settings that differ from their defaults. Read queen.settings; write with queen.configure.';
+comment on column queen.config.key is 'name of the setting';
+comment on column queen.config.value is 'value as text, checked by queen.configure';
+comment on column queen.config.updated_at is 'when it was set';
+comment on column queen.config.updated_by is 'who set it';
+
+create function queen._setting_catalog()
+returns table (key text, kind text, default_value text, min_value text, max_value text, description text)
+language sql
+immutable
+parallel safe
+begin atomic
+    select v.key, v.kind, v.default_value, v.min_value, v.max_value, v.description
+      from (values
+        ('payload_max_bytes', 'integer', '1048576', '1', '67108864', 'largest payload in bytes of its UTF-8 text or of the bytea'),
+        ('horizon', 'interval', '10 years', '1 second', '1000 years', 'how far ahead a timer may lie'),
+        ('batch_max_ops', 'integer', '10000', '1', '1000000', 'operations in one call of schedule_many, push_many or apply'),
+        ('batch_max_bytes', 'integer', '67108864', '1024', '268435456', 'payload bytes in one call of schedule_many, push_many or apply'),
+        ('txn_window', 'interval', '1 day', '1 second', '3650 days', 'how long a txn is remembered: deduplication of pushes, and queen.sent'),
+        ('pop_max_bytes', 'integer', '33554432', '1024', '268435456', 'frame bytes unpacked by one pop; at least one segment is read'),
+        ('timer_max_attempts', 'integer', '10', '1', '1000000', 'failed fires before a timer goes to the dead letters'),
+        ('timer_backoff_base', 'interval', '1 second', '10 milliseconds', '1 day', 'wait after the first failed fire; doubles with each'),
+        ('timer_backoff_cap', 'interval', '5 minutes', '10 milliseconds', '30 days', 'longest wait between two attempts to fire'),
+        ('delivery_max_attempts', 'integer', '5', '1', '1000000', 'deliveries of a message to a group before it goes to the dead letters'),
+        ('sweep_mode', 'mode', 'lock', null, null, 'how the sweeper holds due rows: lock (row locks, one transaction) or lease (claim, commit, fire)'),
+        ('sweep_max_rows', 'integer', '10000', '1', '100000', 'timers in one pass of the sweeper'),
+        ('sweep_max_bytes', 'integer', '16777216', '1024', '268435456', 'payload bytes in one pass; at least one timer is fired'),
+        ('sweep_idle', 'interval', '50 milliseconds', '1 millisecond', '10 seconds', 'longest sleep between two passes')
+      ) as v (key, kind, default_value, min_value, max_value, description);
+end;
+comment on function queen._setting_catalog() is 'Every setting there is: kind, default, bounds.';
+
+create function queen._setting(p_key text)
+returns text
+language sql
+stable
+begin atomic
+    select coalesce(
+        (select c.value from queen.config c where c.key = p_key),
+        (select s.default_value from queen._setting_catalog() s where s.key = p_key));
+end;
+comment on function queen._setting(text) is 'The value in force of one setting, as text.';
+
+create view queen.settings as
+select s.key,
+       coalesce(c.value, s.default_value) as value,
+       s.default_value,
+       s.kind,
+       s.min_value,
+       s.max_value,
+       s.description,
+       c.updated_at,
+       c.updated_by
+  from queen._setting_catalog() s
+  left join queen.config c on c.key = s.key;
+comment on view queen.settings is 'Every setting with its value in force, default and bounds. Change one with queen.configure(key, value).';
+
+create function queen.configure(key text, value text)
+returns text
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, queen, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  v_def record;
+  v_value text := configure.value;
+  v_ok boolean;
+begin
+  select s.* into v_def from queen._setting_catalog() s where s.key = configure.key;
+  if not found then
+    perform queen._refuse('key', format('there is no setting "%s"', configure.key),
+      'select key, value, description from queen.settings lists them.');
+  end if;
+  if v_value is null then
+    delete from queen.config c where c.key = configure.key;
+    return v_def.default_value;
+  end if;
+  begin
+    v_ok := case v_def.kind
+      when 'integer' then v_value::bigint between v_def.min_value::bigint and v_def.max_value::bigint
+      when 'interval' then v_value::interval between v_def.min_value::interval and v_def.max_value::interval
+      when 'mode' then v_value in ('lock', 'lease')
+    end;
+  exception when data_exception then
+    v_ok := false;
+  end;
+  if not coalesce(v_ok, false) then
+    perform queen._refuse('value', format('"%s" is no value for setting "%s"', v_value, configure.key),
+      case v_def.kind
+        when 'mode' then 'Accepted are lock and lease.'
+        else format('Accepted is an %s from %s to %s; null restores the default %s.', v_def.kind, v_def.min_value, v_def.max_value, v_def.default_value)
+      end);
+  end if;
+  insert into queen.config as c (key, value, updated_at, updated_by)
+  values (configure.key, v_value, queen._now(), session_user)
+  on conflict on constraint config_pkey do update
+     set value = excluded.value, updated_at = excluded.updated_at, updated_by = excluded.updated_by;
+  return v_value;
+end
+$$;
+comment on function queen.configure(text, text) is
+  'Changes a setting for the whole database; value null restores the default. Arguments: key, a name of queen.settings;'
+  ' value, as text. Returns the value in force. The sweepers take it up within a second. Errors: 22023.';

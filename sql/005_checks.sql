@@ -1,0 +1,254 @@
+-- Refusals at the door. Every public function checks its arguments with these before it reads or writes anything.
+
+create function queen._refuse(p_argument text, p_message text, p_hint text)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, queen, pg_temp
+as $$
+begin
+  raise exception using
+    errcode = '22023',
+    message = format('argument "%s": %s', p_argument, p_message),
+    hint = p_hint;
+end
+$$;
+comment on function queen._refuse(text, text, text) is 'Raises 22023 with the argument''s name and a hint.';
+
+create function queen._name_problem(p_name text, p_max_bytes int)
+returns text
+language sql
+stable
+parallel safe
+return case
+  when p_name is null then 'must not be null'
+  when p_name = '' then 'must not be empty'
+  when octet_length(p_name) > p_max_bytes then format('is %s bytes long', octet_length(p_name))
+  when p_name ~ '[\u0001-\u001f\u007f-\u009f]' then 'holds a control character'
+end;
+comment on function queen._name_problem(text, int) is 'What is wrong with a name, or null. Also asked at the fire, for rows written by hand.';
+
+create function queen._check_name(p_argument text, p_name text, p_max_bytes int default 255)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, queen, pg_temp
+as $$
+declare
+  v_problem text := queen._name_problem(p_name, p_max_bytes);
+begin
+  if v_problem is not null then
+    perform queen._refuse(p_argument, v_problem,
+      format('Accepted are 1 to %s bytes of text without control characters.', p_max_bytes));
+  end if;
+end
+$$;
+comment on function queen._check_name(text, text, int) is 'Refuses a null, empty, over-long (in bytes) or control-character name.';
+
+create function queen._check_names(p_argument text, p_names text[], p_max_bytes int default 255)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, queen, pg_temp
+as $$
+declare
+  v_bad record;
+begin
+  select n.pos, queen._name_problem(n.name, p_max_bytes) as problem into v_bad
+    from unnest(p_names) with ordinality as n (name, pos)
+   where queen._name_problem(n.name, p_max_bytes) is not null
+   order by n.pos
+   limit 1;
+  if found then
+    perform queen._refuse(p_argument, format('element %s %s', v_bad.pos, v_bad.problem),
+      format('Accepted are 1 to %s bytes of text without control characters.', p_max_bytes));
+  end if;
+end
+$$;
+comment on function queen._check_names(text, text[], int) is 'queen._check_name for every element; the message names the first bad one.';
+
+create function queen._check_group(p_group text)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, queen, pg_temp
+as $$
+begin
+  perform queen._check_name('consumer_group', p_group);
+  if p_group = '__timer__' then
+    perform queen._refuse('consumer_group', '"__timer__" is reserved', 'It marks dead letters of timers; choose another name.');
+  end if;
+end
+$$;
+comment on function queen._check_group(text) is 'Refuses a bad or reserved consumer group.';
+
+create function queen._check_bytes(p_argument text, p_bytes bigint)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, queen, pg_temp
+as $$
+declare
+  v_max bigint := queen._setting('payload_max_bytes')::bigint;
+begin
+  if p_bytes is null then
+    perform queen._refuse(p_argument, 'must not be null', 'For a JSON null pass ''null''::jsonb.');
+  elsif p_bytes > v_max then
+    perform queen._refuse(p_argument, format('is %s bytes long', p_bytes),
+      format('The setting payload_max_bytes allows %s bytes.', v_max));
+  end if;
+end
+$$;
+comment on function queen._check_bytes(text, bigint) is 'Refuses a null payload or one over the setting payload_max_bytes.';
+
+create function queen._check_batch(p_argument text, p_items int)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, queen, pg_temp
+as $$
+declare
+  v_max int := queen._setting('batch_max_ops')::int;
+begin
+  if p_items > v_max then
+    perform queen._refuse(p_argument, format('holds %s items', p_items),
+      format('The setting batch_max_ops allows %s in one call.', v_max));
+  end if;
+end
+$$;
+comment on function queen._check_batch(text, int) is 'Refuses a batch over the setting batch_max_ops.';
+
+create function queen._check_batch_bytes(p_argument text, p_sizes bigint[])
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, queen, pg_temp
+as $$
+declare
+  v_max bigint := queen._setting('payload_max_bytes')::bigint;
+  v_most bigint := queen._setting('batch_max_bytes')::bigint;
+  v_bad record;
+  v_total bigint;
+begin
+  select s.pos, s.size into v_bad
+    from unnest(p_sizes) with ordinality as s (size, pos)
+   where s.size is null or s.size > v_max
+   order by s.pos
+   limit 1;
+  if found then
+    if v_bad.size is null then
+      perform queen._refuse(p_argument, format('element %s must not be null', v_bad.pos), 'For a JSON null pass ''null''::jsonb.');
+    end if;
+    perform queen._refuse(p_argument, format('element %s is %s bytes long', v_bad.pos, v_bad.size),
+      format('The setting payload_max_bytes allows %s bytes.', v_max));
+  end if;
+  select sum(s.size) into v_total from unnest(p_sizes) as s (size);
+  if v_total > v_most then
+    perform queen._refuse(p_argument, format('hold %s bytes together', v_total),
+      format('The setting batch_max_bytes allows %s bytes in one call.', v_most));
+  end if;
+end
+$$;
+comment on function queen._check_batch_bytes(text, bigint[]) is 'Refuses a batch with a null or over-long payload, or too many bytes in all.';
+
+create function queen._check_lease(p_lease interval)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, queen, pg_temp
+as $$
+begin
+  if p_lease is null or p_lease < interval '1 millisecond' or p_lease > interval '1 day' then
+    perform queen._refuse('lease', format('"%s" is no lease', coalesce(p_lease::text, 'null')),
+      'Accepted is an interval from 1 millisecond to 1 day.');
+  end if;
+end
+$$;
+comment on function queen._check_lease(interval) is 'Refuses a lease that is null, not positive, or longer than a day.';
+
+-- Until tenants can be granted, only the operator may name another one.
+create function queen._check_tenant(p_tenant uuid)
+returns uuid
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, queen, pg_temp
+as $$
+begin
+  if p_tenant is null or p_tenant = '00000000-0000-0000-0000-000000000001' then
+    return '00000000-0000-0000-0000-000000000001';
+  end if;
+  if not pg_has_role(session_user, 'queen_admin', 'member') then
+    raise exception using
+      errcode = 'QN002',
+      message = format('tenant "%s" is not open to role "%s"', p_tenant, session_user),
+      hint = 'Leave tenant out to use the default tenant.';
+  end if;
+  return p_tenant;
+end
+$$;
+comment on function queen._check_tenant(uuid) is 'The tenant meant by an argument (null: the default one), or QN002.';
+
+-- The due time of a call. The clock is read here, at the statement: a transaction that has been open for a minute does
+-- not shorten a delay by a minute.
+create function queen._due(p_now timestamptz, p_delay interval, p_deliver_at timestamptz)
+returns timestamptz
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, queen, pg_temp
+as $$
+declare
+  v_horizon interval;
+begin
+  if (p_delay is null) = (p_deliver_at is null) then
+    perform queen._refuse(case when p_delay is null then 'delay' else 'deliver_at' end,
+      case when p_delay is null then 'neither delay nor deliver_at is given' else 'both delay and deliver_at are given' end,
+      'Give exactly one: delay, an interval from now, or deliver_at, a point in time.');
+  end if;
+  v_horizon := queen._setting('horizon')::interval;
+  if p_delay is not null then
+    if p_delay > v_horizon or p_delay < -v_horizon then
+      perform queen._refuse('delay', format('"%s" is out of range', p_delay),
+        format('The setting horizon allows up to %s from now.', v_horizon));
+    end if;
+    return p_now + p_delay;
+  end if;
+  if not isfinite(p_deliver_at) or p_deliver_at > p_now + v_horizon then
+    perform queen._refuse('deliver_at', format('"%s" is out of range', p_deliver_at),
+      format('The setting horizon allows up to %s from now; a time in the past is due at once.', v_horizon));
+  end if;
+  return p_deliver_at;
+end
+$$;
+comment on function queen._due(timestamptz, interval, timestamptz) is 'The due time meant by delay or deliver_at, exactly one of which must be given.';
+
+create function queen._check_array(p_argument text, p_array anyarray, p_items int)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, queen, pg_temp
+as $$
+begin
+  if p_array is null then
+    perform queen._refuse(p_argument, 'must not be null', 'Accepted is an array.');
+  elsif array_ndims(p_array) > 1 then
+    perform queen._refuse(p_argument, format('has %s dimensions', array_ndims(p_array)), 'Accepted is an array of one dimension.');
+  elsif array_lower(p_array, 1) <> 1 then
+    perform queen._refuse(p_argument, format('begins at index %s', array_lower(p_array, 1)), 'Accepted is an array that begins at 1.');
+  elsif p_items is not null and cardinality(p_array) <> p_items then
+    perform queen._refuse(p_argument, format('holds %s items', cardinality(p_array)),
+      format('The call holds %s items; give as many here.', p_items));
+  end if;
+end
+$$;
+comment on function queen._check_array(text, anyarray, int) is 'Refuses an array that is null, of several dimensions, or of another length.';

@@ -1,0 +1,52 @@
+-- Queues and partitions are born when the first message arrives, here and nowhere else.
+
+create function queen._partition_id(p_tenant uuid, p_queue text, p_partition text)
+returns bigint
+language sql
+stable
+begin atomic
+    select p.id
+      from queen.queues q
+      join queen.log_partitions p on p.queue_id = q.id
+     where q.tenant_id = p_tenant
+       and q.name = p_queue
+       and p.name = p_partition;
+end;
+comment on function queen._partition_id(uuid, text, text) is 'The partition of these names, or null. Reads only.';
+
+-- May wait for an uncommitted birth of the same names, so a sweeper calls it under a lock_timeout and in a transaction
+-- that holds no timer.
+create function queen._provision(p_tenant uuid, p_queue text, p_partition text)
+returns bigint
+language plpgsql
+volatile
+set search_path = pg_catalog, queen, pg_temp
+as $$
+declare
+  v_id bigint := queen._partition_id(p_tenant, p_queue, p_partition);
+  v_queue bigint;
+begin
+  if v_id is not null then
+    return v_id;
+  end if;
+  select q.id into v_queue from queen.queues q where q.tenant_id = p_tenant and q.name = p_queue;
+  if v_queue is null then
+    insert into queen.queues as q (tenant_id, name, created_at)
+    values (p_tenant, p_queue, queen._now())
+    on conflict on constraint queues_name_key do nothing
+    returning q.id into v_queue;
+    if v_queue is null then
+      select q.id into strict v_queue from queen.queues q where q.tenant_id = p_tenant and q.name = p_queue;
+    end if;
+  end if;
+  insert into queen.log_partitions as p (queue_id, name, created_at)
+  values (v_queue, p_partition, queen._now())
+  on conflict on constraint log_partitions_name_key do nothing
+  returning p.id into v_id;
+  if v_id is null then
+    select p.id into strict v_id from queen.log_partitions p where p.queue_id = v_queue and p.name = p_partition;
+  end if;
+  return v_id;
+end
+$$;
+comment on function queen._provision(uuid, text, text) is 'The partition of these names, made if missing, its queue too.';

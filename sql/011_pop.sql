@@ -1,0 +1,287 @@
+-- pop: a contiguous scan from committed + 1, one lease a partition.
+--
+-- Peek, then lock: the partitions to deliver are chosen without locks, their consumer rows are taken with SKIP LOCKED,
+-- so consumers of one group never wait for one another and hold only what they deliver. A delivery counts as an attempt
+-- here, at the pop: a consumer that is killed each time still brings its message to the dead letters.
+
+create function queen._pop_take(
+    p_tenant uuid,
+    p_queue text,
+    p_group text,
+    p_partition text,
+    p_max int,
+    p_now timestamptz)
+returns table (partition_id bigint, committed bigint, attempts int, attempted_to bigint, last_offset bigint, last_error text)
+language plpgsql
+volatile
+set search_path = pg_catalog, queen, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+  v_queue bigint;
+  v_pids bigint[];
+  v_new bigint[];
+begin
+  select q.id into v_queue from queen.queues q where q.tenant_id = p_tenant and q.name = p_queue;
+  if not found then
+    return;
+  end if;
+
+  -- Enough partitions to fill the call, the least recently served first.
+  select array_agg(c.pid order by c.pid), array_agg(c.pid order by c.pid) filter (where c.fresh)
+    into v_pids, v_new
+    from (select w.pid, w.fresh, sum(w.backlog) over (order by w.served nulls first, w.pid) - w.backlog as before
+            from (select p.id as pid, c.partition_id is null as fresh, c.updated_at as served,
+                         p.last_offset - coalesce(c.committed, p.log_start - 1) as backlog
+                    from queen.log_partitions p
+                    left join queen.log_consumers c on c.partition_id = p.id and c.consumer_group = p_group
+                   where p.queue_id = v_queue
+                     and (p_partition is null or p.name = p_partition)
+                     and p.last_offset > coalesce(c.committed, p.log_start - 1)
+                     and (c.lease_expires_at is null or c.lease_expires_at <= p_now)
+                     and (c.retry_at is null or c.retry_at <= p_now)) w) c
+   where c.before < p_max;
+  if v_pids is null then
+    return;
+  end if;
+
+  if v_new is not null then
+    perform queen._pop_register(v_new, p_group, p_now);
+  end if;
+
+  return query
+  select c.partition_id, greatest(c.committed, p.log_start - 1), c.attempts, c.attempted_to, p.last_offset, c.last_error
+    from (select l.*
+            from queen.log_consumers l
+           where l.partition_id = any (v_pids)
+             and l.consumer_group = p_group
+             and (l.lease_expires_at is null or l.lease_expires_at <= p_now)
+             and (l.retry_at is null or l.retry_at <= p_now)
+           order by l.partition_id
+             for update skip locked) c
+    join queen.log_partitions p on p.id = c.partition_id
+   where p.last_offset > c.committed
+   order by c.partition_id;
+end
+$$;
+comment on function queen._pop_take(uuid, text, text, text, int, timestamptz) is
+  'Locks the consumer rows of partitions with something to deliver, enough of them for p_max messages.';
+
+-- First contact of a group with partitions. An uncommitted first contact of another consumer would make the insert wait;
+-- after 10 ms that partition is left to it.
+create function queen._pop_register(p_partitions bigint[], p_group text, p_now timestamptz)
+returns void
+language plpgsql
+volatile
+set search_path = pg_catalog, queen, pg_temp
+set lock_timeout = '10ms'
+as $$
+declare
+  v_pid bigint;
+begin
+  begin
+    insert into queen.log_consumers (partition_id, consumer_group, committed, updated_at)
+    select p.id, p_group, p.log_start - 1, p_now
+      from queen.log_partitions p
+     where p.id = any (p_partitions)
+     order by p.id
+    on conflict on constraint log_consumers_pkey do nothing;
+    return;
+  exception when lock_not_available then
+    null;
+  end;
+  foreach v_pid in array p_partitions loop
+    begin
+      insert into queen.log_consumers (partition_id, consumer_group, committed, updated_at)
+      select p.id, p_group, p.log_start - 1, p_now
+        from queen.log_partitions p
+       where p.id = v_pid
+      on conflict on constraint log_consumers_pkey do nothing;
+    exception when lock_not_available then
+      null;
+    end;
+  end loop;
+end
+$$;
+comment on function queen._pop_register(bigint[], text, timestamptz) is 'Makes the cursors of a group, at the first stored offset.';
+
+-- Messages of some ranges of offsets, decoded. The segments of a range are one scan of the primary key.
+create function queen._read(p_partitions bigint[], p_from bigint[], p_to bigint[])
+returns table (
+    partition_id bigint, "offset" bigint, created_at timestamptz, message_id uuid, txn text, producer_sub text,
+    deliver_at_us bigint, encrypted boolean, payload bytea)
+language plpgsql
+stable
+set search_path = pg_catalog, queen, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+begin
+  return query
+  select w.pid, u."offset", s.created_at, u.message_id, u.txn, u.producer_sub, u.deliver_at_us, u.encrypted, u.payload
+    from unnest(p_partitions, p_from, p_to) as w (pid, lo, hi)
+   cross join lateral (
+         select g.base_offset, g.blob, g.created_at
+           from queen.log_segments g
+          where g.partition_id = w.pid
+            and g.end_offset >= w.lo
+            and g.end_offset <= (select min(x.end_offset) from queen.log_segments x where x.partition_id = w.pid and x.end_offset >= w.hi)
+          order by g.end_offset) s
+   cross join lateral queen._segment_unpack(array[s.blob], array[s.base_offset], w.lo, w.hi) u;
+end
+$$;
+comment on function queen._read(bigint[], bigint[], bigint[]) is 'The messages from one offset to another, of several partitions.';
+
+-- How far a batch may go so that its frames stay within p_max_bytes; always at least the segment of the first message.
+create function queen._byte_cut(p_partition bigint, p_from bigint, p_to bigint, p_max_bytes bigint)
+returns bigint
+language plpgsql
+stable
+set search_path = pg_catalog, queen, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+  v_segment record;
+  v_bytes bigint := 0;
+  v_end bigint;
+begin
+  for v_segment in
+    select g.end_offset, g.raw_bytes
+      from queen.log_segments g
+     where g.partition_id = p_partition
+       and g.end_offset >= p_from
+     order by g.end_offset
+  loop
+    v_bytes := v_bytes + v_segment.raw_bytes;
+    exit when v_bytes > p_max_bytes and v_end is not null;
+    v_end := v_segment.end_offset;
+    exit when v_end >= p_to;
+  end loop;
+  return least(coalesce(v_end, p_to), p_to);
+end
+$$;
+comment on function queen._byte_cut(bigint, bigint, bigint, bigint) is 'Last offset of a batch that is bounded in bytes.';
+
+create function queen.pop(
+    queue text,
+    consumer_group text default 'default',
+    max_messages int default 100,
+    lease interval default '30 seconds',
+    "partition" text default null,
+    auto_ack boolean default false,
+    tenant uuid default null)
+returns setof queen.message
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, queen, pg_temp
+as $$
+declare
+  v_tenant uuid := queen._check_tenant(pop.tenant);
+  v_now timestamptz;
+  v_limit int;
+  v_max_bytes bigint;
+  v_lease uuid;
+  v_left int := pop.max_messages;
+  v_row record;
+  v_head bigint;
+  v_to bigint;
+  v_attempts int;
+  v_pids bigint[] := '{}';
+  v_from bigint[] := '{}';
+  v_upto bigint[] := '{}';
+  v_tries int[] := '{}';
+  v_tried_to bigint[] := '{}';
+begin
+  perform queen._check_name('queue', pop.queue);
+  perform queen._check_group(pop.consumer_group);
+  perform queen._check_lease(pop.lease);
+  if pop."partition" is not null then
+    perform queen._check_name('partition', pop."partition");
+  end if;
+  if pop.max_messages is null or pop.max_messages not between 1 and 100000 then
+    perform queen._refuse('max_messages', format('"%s" is out of range', pop.max_messages), 'Accepted is 1 to 100000.');
+  end if;
+  if pop.auto_ack is null then
+    perform queen._refuse('auto_ack', 'must not be null', 'Accepted is true or false.');
+  end if;
+
+  v_now := queen._now();
+  v_limit := queen._setting('delivery_max_attempts')::int;
+  v_max_bytes := queen._setting('pop_max_bytes')::bigint;
+  v_lease := gen_random_uuid();
+
+  for v_row in
+    select t.* from queen._pop_take(v_tenant, pop.queue, pop.consumer_group, pop."partition", pop.max_messages, v_now) t
+  loop
+    v_head := v_row.committed + 1;
+    v_attempts := v_row.attempts;
+    if v_attempts >= v_limit then
+      -- Delivered as often as allowed and neither acknowledged nor refused.
+      perform queen._bury(v_row.partition_id, pop.consumer_group, v_head, v_attempts,
+        coalesce(v_row.last_error, 'delivered ' || v_attempts || ' times without an ack'), v_now);
+      v_head := v_head + 1;
+      v_attempts := 0;
+      v_row.attempted_to := least(v_row.attempted_to, v_head - 1);
+    end if;
+    if v_left <= 0 or v_head > v_row.last_offset then
+      continue;
+    end if;
+    -- The last delivery that is allowed carries the head alone: its neighbours are not buried for its sake.
+    v_to := case when v_attempts > 0 and v_attempts = v_limit - 1 then v_head
+                 else least(v_row.last_offset, v_head + v_left - 1) end;
+    if v_to > v_head then
+      v_to := queen._byte_cut(v_row.partition_id, v_head, v_to, v_max_bytes);
+    end if;
+    v_left := v_left - (v_to - v_head + 1)::int;
+    v_pids := v_pids || v_row.partition_id;
+    v_from := v_from || v_head;
+    v_upto := v_upto || v_to;
+    v_tries := v_tries || (v_attempts + 1);
+    v_tried_to := v_tried_to || v_row.attempted_to;
+  end loop;
+
+  if cardinality(v_pids) = 0 then
+    return;
+  end if;
+
+  if pop.auto_ack then
+    update queen.log_consumers c
+       set committed = w.hi, leased_to = null, lease_id = null, lease_expires_at = null, attempts = 0,
+           attempted_to = 0, retry_at = null, last_error = null, updated_at = v_now
+      from unnest(v_pids, v_upto) as w (pid, hi)
+     where c.partition_id = w.pid and c.consumer_group = pop.consumer_group;
+    v_lease := null;
+  else
+    update queen.log_consumers c
+       set committed = w.lo - 1, leased_to = w.hi, lease_id = v_lease, lease_expires_at = v_now + pop.lease,
+           attempts = w.tries, attempted_to = greatest(c.attempted_to, w.hi), retry_at = null, updated_at = v_now
+      from unnest(v_pids, v_from, v_upto, v_tries) as w (pid, lo, hi, tries)
+     where c.partition_id = w.pid and c.consumer_group = pop.consumer_group;
+  end if;
+
+  return query
+  select pop.queue, p.name, r."offset", r.message_id, r.txn,
+         case when not r.encrypted then j.payload end,
+         case when r.encrypted then r.payload when j.payload is null then coalesce(queen._payload_bytes(r.payload), r.payload) end,
+         r.created_at, r.producer_sub,
+         case when r."offset" <= w.tried_to then w.tries else 1 end,
+         v_lease
+    from queen._read(v_pids, v_from, v_upto) r
+    join unnest(v_pids, v_tries, v_tried_to) as w (pid, tries, tried_to) on w.pid = r.partition_id
+    join queen.log_partitions p on p.id = r.partition_id
+   cross join lateral (select queen._payload_json(r.payload) as payload) j
+   order by r.partition_id, r."offset";
+end
+$$;
+comment on function queen.pop(text, text, int, interval, text, boolean, uuid) is
+  'Takes messages for a consumer group. Arguments: queue; consumer_group; max_messages, 1 to 100000; lease, how long they are'
+  ' yours; partition, null for any partitions of the queue; auto_ack, acknowledge at once (at most once delivery); tenant.'
+  ' Returns messages in offset order within a partition, those of several partitions one after the other, all with one'
+  ' lease_id; acknowledge each partition with queen.ack. No row when there is nothing, or no such queue. A message whose'
+  ' lease ends without an ack comes again, up to delivery_max_attempts, then goes to the dead letters; the last delivery'
+  ' carries it alone. Errors: 22023, QN002, QN010 (a damaged segment).';

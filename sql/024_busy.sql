@@ -1,0 +1,25 @@
+-- Partitions that somebody's open transaction holds. Their due timers step out of the head of the index (backoff
+-- without an attempt) instead of being read again by each pass, keep their order among themselves, and come back in one
+-- step when the partition is free: 035_step_out.sql.
+--
+-- The table lock is the gate between passes and moves: a pass takes ROW EXCLUSIVE, a move EXCLUSIVE, so no pass is under
+-- way while rows of a partition move. Only sweepers and the operator take either.
+
+create table queen.log_busy (
+    tenant_id   uuid not null,
+    queue       text collate "C" not null,
+    "partition" text collate "C" not null,
+    since       timestamptz not null,
+    away_from   timestamptz not null,
+    away_to     timestamptz not null,
+    tried_at    timestamptz not null,
+    constraint log_busy_pkey primary key (tenant_id, queue, "partition")
+);
+comment on table queen.log_busy is 'Partitions held by an open transaction, whose due timers have stepped out.';
+comment on column queen.log_busy.tenant_id is 'tenant of the queue';
+comment on column queen.log_busy.queue is 'queue';
+comment on column queen.log_busy."partition" is 'partition';
+comment on column queen.log_busy.since is 'when its timers stepped out first';
+comment on column queen.log_busy.away_from is 'visible_at of the first that stepped out; when it is past, they are simply due again';
+comment on column queen.log_busy.away_to is 'visible_at of the last; the next to step out goes behind it';
+comment on column queen.log_busy.tried_at is 'when the partition was last tried';

@@ -1,0 +1,363 @@
+-- The fire from outside: claim writes a lease a row and commits, fire verifies token and expiry and delivers, fail backs
+-- off. For a firer that works between the two. This path may wait for a partition or a birth, so it keeps the order
+-- timers, queues, partitions; but never for a timer row (SKIP LOCKED).
+
+create function queen._check_shards(p_shards smallint[])
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, queen, pg_temp
+as $$
+begin
+  if exists (select from unnest(p_shards) as s (shard) where s.shard is null or s.shard not between 0 and 63) then
+    perform queen._refuse('shards', format('"%s" holds something that is no shard', p_shards), 'Accepted are 0 to 63, or null for all.');
+  end if;
+end
+$$;
+comment on function queen._check_shards(smallint[]) is 'Refuses numbers that are no shard.';
+
+create function queen.log_timers_due(shards smallint[] default null)
+returns table (next_due_at timestamptz, due bigint, lateness interval)
+language plpgsql
+stable
+security definer
+rows 1
+set search_path = pg_catalog, queen, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+  v_now timestamptz := queen._now();
+  v_shards smallint[] := coalesce(log_timers_due.shards, (select array_agg(i::smallint) from generate_series(0, 63) i));
+begin
+  perform queen._check_shards(v_shards);
+  return query
+  select min(w.next_at),
+         least(sum(w.n), 10000)::bigint,
+         coalesce(greatest(v_now - min(w.oldest), interval '0'), interval '0')
+    from unnest(v_shards) as s (shard)
+   cross join lateral (
+         select (select t.visible_at from queen.log_timers t where t.shard = s.shard order by t.visible_at limit 1) as next_at,
+                d.n, d.oldest
+           from (select count(*) as n, min(x.deliver_at) as oldest
+                   from (select t.deliver_at from queen.log_timers t
+                          where t.shard = s.shard and t.visible_at <= v_now
+                          order by t.visible_at
+                          limit 10000) x) d) w;
+end
+$$;
+comment on function queen.log_timers_due(smallint[]) is
+  'What is due. Arguments: shards, 0 to 63, null for all. Returns one row: next_due_at, when the next timer is visible to a'
+  ' firer (past when something is due, null when nothing is pending); due, how many are due, counted to 10,000; lateness of the'
+  ' oldest due, 0 when nothing is. Takes no lock. Errors: 22023.';
+
+create function queen.log_timers_claim(
+    shards smallint[] default null,
+    lease interval default '30 seconds',
+    max_rows int default 200,
+    per_tenant int default null)
+returns table (
+    tenant_id uuid, queue text, timer_key text, "partition" text, txn text, message_id uuid, payload bytea, attempts int,
+    deliver_at timestamptz, claim_token uuid)
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, queen, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+set jit = off
+set work_mem = '64MB'
+as $$
+#variable_conflict use_column
+declare
+  v_now timestamptz := queen._now();
+  v_shards smallint[] := coalesce(log_timers_claim.shards, (select array_agg(i::smallint) from generate_series(0, 63) i));
+begin
+  perform queen._check_shards(v_shards);
+  perform queen._check_lease(log_timers_claim.lease);
+  if log_timers_claim.max_rows is null or log_timers_claim.max_rows not between 1 and 100000 then
+    perform queen._refuse('max_rows', format('"%s" is out of range', log_timers_claim.max_rows), 'Accepted is 1 to 100000.');
+  end if;
+  if log_timers_claim.per_tenant < 1 then
+    perform queen._refuse('per_tenant', format('"%s" is out of range', log_timers_claim.per_tenant), 'Accepted is 1 or more, or null.');
+  end if;
+  return query
+  with seen as materialized (
+    select w.tid, w.tenant_id, w.deliver_at, w.timer_key
+      from unnest(v_shards) as s (shard)
+     cross join lateral (
+           select t.ctid as tid, t.tenant_id, t.deliver_at, t.timer_key
+             from queen.log_timers t
+            where t.shard = s.shard and t.visible_at <= v_now
+            order by t.visible_at
+            limit log_timers_claim.max_rows) w
+  ), ranked as (
+    select s.tid, s.deliver_at, s.timer_key, row_number() over (partition by s.tenant_id order by s.deliver_at, s.timer_key) as turn
+      from seen s
+  ), picked as materialized (
+    select t.ctid as tid
+      from ranked r
+      join queen.log_timers t on t.ctid = r.tid
+     where t.visible_at <= v_now
+       and (log_timers_claim.per_tenant is null or r.turn <= log_timers_claim.per_tenant)
+     order by r.deliver_at, r.timer_key
+     limit log_timers_claim.max_rows
+       for update of t skip locked
+  ), claimed as (
+    update queen.log_timers t
+       set claimed_until = v_now + log_timers_claim.lease, claim_token = gen_random_uuid()
+      from picked p
+     where t.ctid = p.tid
+    returning t.tenant_id, t.queue, t.timer_key, t."partition", t.txn, t.message_id, t.payload, t.attempts, t.deliver_at, t.claim_token
+  )
+  select c.* from claimed c order by c.deliver_at, c.timer_key;
+end
+$$;
+comment on function queen.log_timers_claim(smallint[], interval, int, int) is
+  'Leases due timers to a firer. Arguments: shards, 0 to 63, null for all; lease, 1 millisecond to 1 day; max_rows, 1 to'
+  ' 100000; per_tenant, at most so many of one tenant. Returns the timers in expiry order, each with a token of its own;'
+  ' payload as stored (docs/format.md). Commit, work, then queen.log_timers_fire or queen.log_timers_fail; a lease that runs'
+  ' out is claimed by the next. Rows locked by somebody are passed over. Errors: 22023.';
+
+create function queen._check_claims(p_tenants uuid[], p_queues text[], p_keys text[], p_tokens uuid[])
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, queen, pg_temp
+as $$
+begin
+  perform queen._check_array('tenants', p_tenants, null);
+  perform queen._check_array('queues', p_queues, cardinality(p_tenants));
+  perform queen._check_array('timer_keys', p_keys, cardinality(p_tenants));
+  perform queen._check_array('tokens', p_tokens, cardinality(p_tenants));
+end
+$$;
+comment on function queen._check_claims(uuid[], text[], text[], uuid[]) is 'Refuses arrays that are not side by side.';
+
+create function queen._hold_claims(p_tenants uuid[], p_queues text[], p_keys text[], p_tokens uuid[], p_now timestamptz)
+returns table (ord bigint, tid tid, part text, deliver_at timestamptz)
+language sql
+volatile
+rows 1000
+begin atomic
+    select h.ord, h.tid, h.part, h.deliver_at
+      from (select w.ord, t.ctid as tid, t."partition" as part, t.deliver_at
+              from (select u.tenant_id, u.queue, u.timer_key, min(u.ord) as ord, (array_agg(u.token order by u.ord))[1] as token
+                      from unnest(p_tenants, p_queues, p_keys, p_tokens) with ordinality as u (tenant_id, queue, timer_key, token, ord)
+                     group by u.tenant_id, u.queue, u.timer_key) w
+              join queen.log_timers t on t.tenant_id = w.tenant_id and t.queue = w.queue and t.timer_key = w.timer_key
+             where t.claim_token = w.token
+               and t.claimed_until > p_now
+             order by t.tenant_id, t.queue, t.timer_key
+               for update of t skip locked) h;
+end;
+comment on function queen._hold_claims(uuid[], text[], text[], uuid[], timestamptz) is
+  'Locks the rows whose lease is in force with this token; the first of repeated keys. Passes over rows locked by others.';
+
+-- p_wait false is the sweeper's way: nothing is born here, a locked partition is passed over.
+create function queen._fire_claims(
+    p_tenants uuid[],
+    p_queues text[],
+    p_keys text[],
+    p_tokens uuid[],
+    p_wait boolean,
+    out statuses text[],
+    out parts text[],
+    out offsets bigint[])
+language plpgsql
+volatile
+set search_path = pg_catalog, queen, pg_temp
+set enable_seqscan = off
+set jit = off
+set work_mem = '64MB'
+as $$
+declare
+  v_now timestamptz := queen._now();
+  v_n int := cardinality(p_tenants);
+  v_firsts int;
+  v_ords bigint[];
+  v_tids tid[];
+  v_held tid[];
+  v_parts text[];
+  v_dues timestamptz[];
+  v_places queen._group[];
+  v_place queen._group;
+  v_locked bigint[];
+  v_order bigint[];
+  v_pids bigint[];
+  v_fired queen._fired;
+begin
+  statuses := array_fill('stale'::text, array[v_n]);
+  parts := array_fill(null::text, array[v_n]);
+  offsets := array_fill(null::bigint, array[v_n]);
+
+  select array_agg(f.first) into v_order
+    from (select min(u.ord) as first
+            from unnest(p_tenants, p_queues, p_keys) with ordinality as u (tenant_id, queue, timer_key, ord)
+           group by u.tenant_id, u.queue, u.timer_key) f;
+  v_firsts := cardinality(v_order);
+  select array_agg(h.ord), array_agg(h.tid), array_agg(h.part), array_agg(h.deliver_at)
+    into v_ords, v_tids, v_parts, v_dues
+    from queen._hold_claims(p_tenants, p_queues, p_keys, p_tokens, v_now) h;
+  if v_tids is null then
+    return;
+  end if;
+  if cardinality(v_tids) < v_firsts then
+    -- A stale token in the call: nothing is fired, and what the call still holds goes back at once.
+    update queen.log_timers t set claimed_until = null, claim_token = null where t.ctid = any (v_tids);
+    return;
+  end if;
+  select array_agg(case when u.ord = any (v_order) then 'held' else 'duplicate' end order by u.ord) into statuses
+    from generate_series(1, v_n) as u (ord);
+
+  v_held := v_tids;
+
+  -- Destinations: born if missing, then locked, ascending.
+  v_places := array(
+    select row(g.tenant_id, g.queue, g.part, null, null, null, null, null)::queen._group
+      from (select distinct p_tenants[u.ord] as tenant_id, p_queues[u.ord] as queue, u.part
+              from unnest(v_ords, v_parts) as u (ord, part)) g
+     order by g.tenant_id, g.queue collate "C", g.part collate "C");
+  for i in 1..cardinality(v_places) loop
+    v_place := v_places[i];
+    v_place.why := coalesce('queue name ' || queen._name_problem(v_place.queue, 255), 'partition name ' || queen._name_problem(v_place.part, 255));
+    if v_place.why is null then
+      v_place.pid := case when p_wait then queen._provision(v_place.tenant_id, v_place.queue, v_place.part)
+                          else queen._partition_id(v_place.tenant_id, v_place.queue, v_place.part) end;
+    end if;
+    v_places[i] := v_place;
+  end loop;
+  if p_wait then
+    select array_agg(l.id) into v_locked
+      from (select p.id from queen.log_partitions p
+             where p.id in (select g.pid from unnest(v_places) g) order by p.id for update) l;
+  else
+    select array_agg(l.id) into v_locked
+      from (select p.id from queen.log_partitions p
+             where p.id in (select g.pid from unnest(v_places) g) order by p.id for update skip locked) l;
+  end if;
+
+  select array_agg(o.ord), array_agg(o.tid), array_agg(o.pid)
+    into v_order, v_tids, v_pids
+    from (select u.ord, u.tid, g.pid
+            from unnest(v_ords, v_tids, v_parts, v_dues) as u (ord, tid, part, due)
+            join unnest(v_places) g on g.tenant_id = p_tenants[u.ord] and g.queue = p_queues[u.ord] and g.part = u.part
+           where g.pid = any (v_locked)
+           order by g.pid, u.due, p_keys[u.ord] collate "C") o;
+  if v_tids is not null then
+    v_fired := queen._fire_rows(v_tids, v_pids, v_now, true, null);
+    if v_fired.fired > 0 then
+      for v_place in
+        select null::uuid, 'fired', p.name, f.rank + b.base - 1, null, null, array[v_order[f.ord]::int], null
+          from unnest(v_fired.ords, v_fired.pids, v_fired.ranks) as f (ord, pid, rank)
+          join unnest(v_fired.places, v_fired.bases) as b (pid, base) on b.pid = f.pid
+          join queen.log_partitions p on p.id = f.pid
+      loop
+        statuses[v_place.sizes[1]] := 'fired';
+        parts[v_place.sizes[1]] := v_place.part;
+        offsets[v_place.sizes[1]] := v_place.pid;
+      end loop;
+    end if;
+  end if;
+
+  -- Destinations with impossible names, which only a hand can have written.
+  perform queen._timers_failed(array[u.tid], array[g.why], null, true, v_now)
+     from unnest(v_ords, v_held, v_parts) as u (ord, tid, part)
+     join unnest(v_places) g on g.tenant_id = p_tenants[u.ord] and g.queue = p_queues[u.ord] and g.part = u.part
+    where g.why is not null;
+
+  -- What was held and not delivered goes back at once; what has failed has lost its token already.
+  with back as (
+    update queen.log_timers t
+       set claimed_until = case when p_wait then null else v_now + interval '100 milliseconds' end, claim_token = null
+      from unnest(v_ords) as u (ord)
+     where statuses[u.ord] = 'held'
+       and t.tenant_id = p_tenants[u.ord] and t.queue = p_queues[u.ord] and t.timer_key = p_keys[u.ord]
+       and t.claim_token = p_tokens[u.ord]
+    returning u.ord
+  )
+  select array_agg(case when u.status <> 'held' then u.status when b.ord is not null then 'stale' else 'failed' end order by u.ord)
+    into statuses
+    from unnest(statuses) with ordinality as u (status, ord)
+    left join back b on b.ord = u.ord;
+end
+$$;
+comment on function queen._fire_claims(uuid[], text[], text[], uuid[], boolean) is 'Delivers leased timers; a status a row in input order.';
+
+create function queen.log_timers_fire(tenants uuid[], queues text[], timer_keys text[], tokens uuid[])
+returns table (tenant_id uuid, queue text, timer_key text, status text, "partition" text, "offset" bigint)
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, queen, pg_temp
+as $$
+declare
+  v_fire record;
+begin
+  perform queen._check_claims(log_timers_fire.tenants, log_timers_fire.queues, log_timers_fire.timer_keys, log_timers_fire.tokens);
+  if cardinality(log_timers_fire.tenants) = 0 then
+    return;
+  end if;
+  v_fire := queen._fire_claims(log_timers_fire.tenants, log_timers_fire.queues, log_timers_fire.timer_keys, log_timers_fire.tokens, true);
+  return query
+  select u.tenant_id, u.queue, u.timer_key, u.status, u.part, u.off
+    from unnest(log_timers_fire.tenants, log_timers_fire.queues, log_timers_fire.timer_keys,
+                v_fire.statuses, v_fire.parts, v_fire.offsets)
+         with ordinality as u (tenant_id, queue, timer_key, status, part, off, ord)
+   order by u.ord;
+end
+$$;
+comment on function queen.log_timers_fire(uuid[], text[], text[], uuid[]) is
+  'Delivers timers leased by queen.log_timers_claim: appends to the log and deletes the row in one commit. Arguments: tenants,'
+  ' queues, timer_keys and tokens, side by side. Returns a row a timer in input order: fired with partition and offset; stale'
+  ' (the lease is over, replaced, or the row is locked by somebody); duplicate (the same timer earlier in this call); failed'
+  ' (it cannot be fired: backed off or archived). If any is stale, nothing of the call is fired, all answer stale, and the'
+  ' rows still held go back at once. Errors: 22023.';
+
+create function queen.log_timers_fail(
+    tenants uuid[],
+    queues text[],
+    timer_keys text[],
+    tokens uuid[],
+    error text,
+    backoff interval default null,
+    count_attempt boolean default true)
+returns table (tenant_id uuid, queue text, timer_key text, status text, attempts int, retry_at timestamptz)
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, queen, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+  v_now timestamptz := queen._now();
+  v_tids tid[];
+begin
+  perform queen._check_claims(log_timers_fail.tenants, log_timers_fail.queues, log_timers_fail.timer_keys, log_timers_fail.tokens);
+  if log_timers_fail.backoff < interval '0' or log_timers_fail.backoff > interval '366 days' then
+    perform queen._refuse('backoff', format('"%s" is out of range', log_timers_fail.backoff), 'Accepted is an interval from 0 to 366 days, or null.');
+  end if;
+  if log_timers_fail.count_attempt is null then
+    perform queen._refuse('count_attempt', 'must not be null', 'Accepted is true or false.');
+  end if;
+  select array_agg(h.tid) into v_tids
+    from queen._hold_claims(log_timers_fail.tenants, log_timers_fail.queues, log_timers_fail.timer_keys, log_timers_fail.tokens, v_now) h;
+  return query
+  select u.tenant_id, u.queue, u.timer_key, coalesce(f.status, 'stale'), f.attempts, f.retry_at
+    from unnest(log_timers_fail.tenants, log_timers_fail.queues, log_timers_fail.timer_keys) with ordinality as u (tenant_id, queue, timer_key, ord)
+    left join queen._timers_failed(v_tids, array_fill(log_timers_fail.error, array[coalesce(cardinality(v_tids), 0)]),
+                                   log_timers_fail.backoff, log_timers_fail.count_attempt, v_now) f
+      on f.tenant_id = u.tenant_id and f.queue = u.queue and f.timer_key = u.timer_key
+   order by u.ord;
+end
+$$;
+comment on function queen.log_timers_fail(uuid[], text[], text[], uuid[], text, interval, boolean) is
+  'Gives leased timers back after a failure. Arguments: tenants, queues, timer_keys, tokens as of queen.log_timers_fire; error,'
+  ' kept with the timer; backoff, null for timer_backoff_base doubled with each attempt up to timer_backoff_cap; count_attempt,'
+  ' false for failures that are not the timer''s. Returns a row a timer: backoff with retry_at (it can be cancelled'
+  ' meanwhile), archived (timer_max_attempts used up: now a dead letter of group __timer__), or stale. Errors: 22023.';

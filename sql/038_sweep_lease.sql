@@ -1,0 +1,72 @@
+-- The resident sweeper in the mode "lease": claim in one transaction, fire in the next, as a firer outside would. A
+-- setting, for comparison and for those who want no long row locks; the default is row locks in one transaction.
+
+create function queen._sweep_claim(p_state queen._sweep_state)
+returns queen._sweep_state
+language plpgsql
+volatile
+set search_path = pg_catalog, queen, pg_temp
+as $$
+begin
+  with claimed as materialized (
+    select c.tenant_id, c.queue, c.timer_key, c."partition", c.claim_token
+      from queen.log_timers_claim(null, interval '30 seconds', p_state.max_rows) c
+  )
+  select array_agg(c.tenant_id), array_agg(c.queue), array_agg(c.timer_key), array_agg(c.claim_token),
+         (select array_agg(row(g.tenant_id, g.queue, g.part, null, 'missing', null, null, null)::queen._group)
+            from (select distinct m.tenant_id, m.queue, m."partition" as part from claimed m) g
+           where queen._name_problem(g.queue, 255) is null and queen._name_problem(g.part, 255) is null
+             and queen._partition_id(g.tenant_id, g.queue, g.part) is null)
+    into p_state.tenants, p_state.queues, p_state.keys, p_state.tokens, p_state.stuck
+    from claimed c;
+  p_state.passes := p_state.passes + 1;
+  p_state.wait := case when p_state.tokens is null then 0.005 else 0 end;
+  return p_state;
+end
+$$;
+comment on function queen._sweep_claim(queen._sweep_state) is 'Leases due timers; the next step fires them.';
+
+create function queen._sweep_fire_leased(p_state queen._sweep_state)
+returns queen._sweep_state
+language plpgsql
+volatile
+set search_path = pg_catalog, queen, pg_temp
+as $$
+declare
+  v_fire record;
+  v_state text;
+  v_message text;
+  v_half int := cardinality(p_state.tokens) / 2;
+begin
+  begin
+    v_fire := queen._fire_claims(p_state.tenants, p_state.queues, p_state.keys, p_state.tokens, false);
+    p_state.fired := p_state.fired + (select count(*) from unnest(v_fire.statuses) as s (status) where s.status = 'fired');
+    p_state.failed := p_state.failed + (select count(*) from unnest(v_fire.statuses) as s (status) where s.status = 'failed');
+  exception when others then
+    get stacked diagnostics v_state = returned_sqlstate, v_message = message_text;
+    if queen._transient(v_state) then
+      p_state.errors := p_state.errors + 1;
+      p_state.error := format('%s (%s)', v_message, v_state);
+      perform queen.log_timers_fail(p_state.tenants, p_state.queues, p_state.keys, p_state.tokens, null, interval '100 milliseconds', false);
+    elsif v_half = 0 then
+      perform queen.log_timers_fail(p_state.tenants, p_state.queues, p_state.keys, p_state.tokens, format('%s (%s)', v_message, v_state));
+      p_state.failed := p_state.failed + 1;
+    else
+      -- One row spoils the batch: the first half is tried in the next step, the rest is due again at once.
+      perform queen.log_timers_fail(p_state.tenants[v_half + 1:], p_state.queues[v_half + 1:], p_state.keys[v_half + 1:],
+        p_state.tokens[v_half + 1:], null, interval '0', false);
+      p_state.tenants := p_state.tenants[:v_half];
+      p_state.queues := p_state.queues[:v_half];
+      p_state.keys := p_state.keys[:v_half];
+      p_state.tokens := p_state.tokens[:v_half];
+      return p_state;
+    end if;
+  end;
+  p_state.tenants := null;
+  p_state.queues := null;
+  p_state.keys := null;
+  p_state.tokens := null;
+  return p_state;
+end
+$$;
+comment on function queen._sweep_fire_leased(queen._sweep_state) is 'Fires what the step before leased, halving the batch around a bad row.';

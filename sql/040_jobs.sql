@@ -1,0 +1,105 @@
+-- start and stop: pg_cron's jobs, in the way its version offers.
+
+-- Where pg_cron is. It can be created in one database only, so it may be here, in another one, or not installed.
+create function queen._cron_problem()
+returns text
+language plpgsql
+stable
+set search_path = pg_catalog, queen, pg_temp
+as $$
+declare
+  v_home text := current_setting('cron.database_name', true);
+begin
+  if v_home is null then
+    return 'pg_cron is not loaded: shared_preload_libraries does not name it';
+  elsif v_home <> current_database() then
+    return format('pg_cron keeps its jobs in database "%s"', v_home);
+  elsif to_regclass('cron.job') is null then
+    return 'extension pg_cron is not created in this database';
+  end if;
+  return null;
+end
+$$;
+comment on function queen._cron_problem() is 'Why jobs cannot be made from here, or null.';
+
+create function queen.start(workers int default 2)
+returns setof text
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, queen, pg_temp
+as $$
+declare
+  v_problem text := queen._cron_problem();
+  v_schedule text := '* * * * *';
+  v_job record;
+begin
+  if start.workers is null or start.workers not between 1 and 16 then
+    perform queen._refuse('workers', format('"%s" is out of range', start.workers), 'Accepted is 1 to 16.');
+  end if;
+  if v_problem is not null then
+    raise exception using
+      errcode = 'QN001',
+      message = v_problem,
+      hint = case
+        when current_setting('cron.database_name', true) is null then
+          'Install pg_cron (Debian: postgresql-15-cron), set shared_preload_libraries = ''pg_cron'' and cron.database_name = '''
+          || current_database() || ''', restart the server, and run create extension pg_cron.'
+        when current_setting('cron.database_name', true) <> current_database() then
+          format('In that database run, for each worker N below the number of workers: select cron.schedule_in_database(''pg_queen worker N'', ''* * * * *'', ''CALL queen.sweep(null, N, %s)'', %L);',
+                 start.workers, current_database())
+        else 'Run create extension pg_cron, then this again.' end;
+  end if;
+  -- 1.5 and later know seconds: a worker that died is back within one.
+  if (select split_part(e.extversion, '.', 1)::int > 1 or split_part(e.extversion, '.', 2)::int >= 5
+        from pg_extension e where e.extname = 'pg_cron') then
+    v_schedule := '1 second';
+  end if;
+  perform cron.unschedule(j.jobid)
+     from cron.job j
+    where j.database = current_database() and j.jobname like 'pg\_queen %';
+  for v_job in
+    select 'pg_queen worker ' || n as name, v_schedule as schedule, format('CALL queen.sweep(null, %s, %s)', n, start.workers) as command
+      from generate_series(0, start.workers - 1) n
+    union all
+    -- Right after a start of the server, until the minute jobs take over.
+    select 'pg_queen boot', '@reboot', format('CALL queen.sweep(null, %s, %s)', start.workers, start.workers + 1)
+     where v_schedule = '* * * * *'
+  loop
+    perform cron.schedule(v_job.name, v_job.schedule, v_job.command);
+    return next v_job.name;
+  end loop;
+end
+$$;
+comment on function queen.start(int) is
+  'Makes the pg_cron jobs that fire timers, replacing those that are there. Arguments: workers, 1 to 16, one job each. Returns'
+  ' the names of the jobs. They run as the owner of pg_queen. With pg_cron 1.4 the first run begins on the next full minute,'
+  ' and at once after a start of the server. Errors: 22023; QN001 when pg_cron is missing or in another database, with the'
+  ' way out in the hint.';
+
+create function queen.stop()
+returns int
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, queen, pg_temp
+as $$
+declare
+  v_stopped int := 0;
+begin
+  if queen._cron_problem() is null then
+    select count(cron.unschedule(j.jobid)) into v_stopped
+      from cron.job j
+     where j.database = current_database() and j.jobname like 'pg\_queen %';
+    -- A run under way would go on to the end of its minute.
+    perform pg_cancel_backend(a.pid)
+       from pg_stat_activity a
+       join queen.sweep_stats s on s.pid = a.pid and a.backend_start <= s.started_at
+      where a.datname = current_database() and a.pid <> pg_backend_pid();
+  end if;
+  return v_stopped;
+end
+$$;
+comment on function queen.stop() is
+  'Removes the jobs that queen.start made and ends their runs. Returns how many jobs there were. Pending timers stay, and are'
+  ' fired, late, after the next queen.start.';

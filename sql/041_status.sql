@@ -1,0 +1,41 @@
+-- status: one row that says whether timers are being fired.
+
+create function queen.status()
+returns table (
+    version text, pg_cron text, jobs int, workers_alive int, last_pass_at timestamptz, fired bigint, due bigint,
+    next_due_at timestamptz, oldest_lateness interval, busy_partitions int, dead_letters bigint)
+language plpgsql
+stable
+security definer
+rows 1
+set search_path = pg_catalog, queen, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  v_now timestamptz := queen._now();
+  v_due record;
+begin
+  select e.extversion into version from pg_extension e where e.extname = 'pg_queen';
+  pg_cron := coalesce(queen._cron_problem(), (select e.extversion from pg_extension e where e.extname = 'pg_cron'));
+  jobs := 0;
+  if queen._cron_problem() is null then
+    select count(*) into jobs from cron.job j
+     where j.database = current_database() and j.active and j.jobname like 'pg\_queen worker %';
+  end if;
+  select count(*) filter (where s.last_seen_at > v_now - interval '12 seconds'), max(s.last_seen_at), coalesce(sum(s.fired), 0)
+    into workers_alive, last_pass_at, fired
+    from queen.sweep_stats s;
+  select d.* into v_due from queen.log_timers_due() d;
+  due := v_due.due;
+  next_due_at := v_due.next_due_at;
+  oldest_lateness := v_due.lateness;
+  select count(*) into busy_partitions from queen.log_busy b;
+  select count(*) into dead_letters from (select from queen.log_dlq d limit 10000) d;
+  return next;
+end
+$$;
+comment on function queen.status() is
+  'One row on the state of pg_queen: version; pg_cron, its version or what is wrong with it; jobs, active workers'' jobs;'
+  ' workers_alive, workers seen in the last 12 s; last_pass_at, when one last looked; fired, timers delivered so far; due, how'
+  ' many wait to be fired now (counted to 10,000); next_due_at; oldest_lateness of those due; busy_partitions, held by somebody''s'
+  ' open transaction; dead_letters (counted to 10,000).';
