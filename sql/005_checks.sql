@@ -184,7 +184,7 @@ set search_path = pg_catalog, queen, pg_temp
 as $$
 begin
   if p_tenant is null or p_tenant = '00000000-0000-0000-0000-000000000001' then
-    return '00000000-0000-0000-0000-000000000001';
+    return '00000000-0000-0000-0000-000000000001'::uuid;
   end if;
   if not pg_has_role(session_user, 'queen_admin', 'member') then
     raise exception using

@@ -161,6 +161,20 @@ parallel safe
 return case when get_byte(p_payload, 0) <> 0 then convert_from(p_payload, 'UTF8')::jsonb end;
 comment on function queen._payload_json(bytea) is 'The JSON of a stored payload, null when it holds bytes.';
 
+create function queen._payload_json_or_null(p_payload bytea)
+returns jsonb
+language plpgsql
+stable
+set search_path = pg_catalog, queen, pg_temp
+as $$
+begin
+  return queen._payload_json(p_payload);
+exception when data_exception then
+  return null;
+end
+$$;
+comment on function queen._payload_json_or_null(bytea) is 'queen._payload_json; null too when the payload is damaged.';
+
 create function queen._payload_bytes(p_payload bytea)
 returns bytea
 language sql

@@ -166,6 +166,38 @@ end
 $$;
 comment on function queen._byte_cut(bigint, bigint, bigint, bigint) is 'Last offset of a batch that is bounded in bytes.';
 
+create function queen._pop_messages(
+    p_queue text,
+    p_partitions bigint[],
+    p_from bigint[],
+    p_to bigint[],
+    p_tries int[],
+    p_tried_to bigint[],
+    p_lease uuid,
+    p_careful boolean)
+returns setof queen.message
+language sql
+stable
+set search_path = pg_catalog, queen, pg_temp
+begin atomic
+    select p_queue, p.name, r."offset", r.message_id, r.txn, j.payload,
+           case when r.encrypted then r.payload when j.payload is null then coalesce(queen._payload_bytes(r.payload), r.payload) end,
+           r.created_at, r.producer_sub,
+           case when r."offset" <= w.tried_to then w.tries else 1 end,
+           p_lease
+      from queen._read(p_partitions, p_from, p_to) r
+      join unnest(p_partitions, p_tries, p_tried_to) as w (pid, tries, tried_to) on w.pid = r.partition_id
+      join queen.log_partitions p on p.id = r.partition_id
+     cross join lateral (
+           select case when r.encrypted then null
+                       when p_careful then queen._payload_json_or_null(r.payload)
+                       else queen._payload_json(r.payload) end as payload) j
+     order by r.partition_id, r."offset";
+end;
+comment on function queen._pop_messages(text, bigint[], bigint[], bigint[], int[], bigint[], uuid, boolean) is
+  'The messages of a pop. p_careful: JSON that cannot be read comes as payload_bytes instead of an error, at the price of a'
+  ' subtransaction a message.';
+
 create function queen.pop(
     queue text,
     consumer_group text default 'default',
@@ -191,11 +223,11 @@ declare
   v_head bigint;
   v_to bigint;
   v_attempts int;
-  v_pids bigint[] := '{}';
-  v_from bigint[] := '{}';
-  v_upto bigint[] := '{}';
-  v_tries int[] := '{}';
-  v_tried_to bigint[] := '{}';
+  v_pids bigint[] := array[]::bigint[];
+  v_from bigint[] := array[]::bigint[];
+  v_upto bigint[] := array[]::bigint[];
+  v_tries int[] := array[]::int[];
+  v_tried_to bigint[] := array[]::bigint[];
 begin
   perform queen._check_name('queue', pop.queue);
   perform queen._check_group(pop.consumer_group);
@@ -264,18 +296,15 @@ begin
      where c.partition_id = w.pid and c.consumer_group = pop.consumer_group;
   end if;
 
-  return query
-  select pop.queue, p.name, r."offset", r.message_id, r.txn,
-         case when not r.encrypted then j.payload end,
-         case when r.encrypted then r.payload when j.payload is null then coalesce(queen._payload_bytes(r.payload), r.payload) end,
-         r.created_at, r.producer_sub,
-         case when r."offset" <= w.tried_to then w.tries else 1 end,
-         v_lease
-    from queen._read(v_pids, v_from, v_upto) r
-    join unnest(v_pids, v_tries, v_tried_to) as w (pid, tries, tried_to) on w.pid = r.partition_id
-    join queen.log_partitions p on p.id = r.partition_id
-   cross join lateral (select queen._payload_json(r.payload) as payload) j
-   order by r.partition_id, r."offset";
+  begin
+    return query
+    select m.* from queen._pop_messages(pop.queue, v_pids, v_from, v_upto, v_tries, v_tried_to, v_lease, false) m;
+  exception when data_exception then
+    -- Something stored as JSON is none. (A function in the from clause is read whole before its first row is handed on,
+    -- so nothing has been returned yet.)
+    return query
+    select m.* from queen._pop_messages(pop.queue, v_pids, v_from, v_upto, v_tries, v_tried_to, v_lease, true) m;
+  end;
 end
 $$;
 comment on function queen.pop(text, text, int, interval, text, boolean, uuid) is

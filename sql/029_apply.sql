@@ -2,7 +2,7 @@
 -- written; then the operations run in (queue, timer_key) order, one key after the other. Not as three sets by kind: two
 -- batches that schedule and cancel the same keys crosswise would then wait for each other.
 
-create function queen._apply_check(p_op jsonb, p_pos bigint, p_now timestamptz)
+create function queen._apply_check(p_op jsonb, p_pos bigint)
 returns void
 language plpgsql
 stable
@@ -11,7 +11,7 @@ as $$
 declare
   v_at text := 'ops[' || p_pos || ']';
   v_kind text := p_op ->> 'op';
-  v_allowed text[] := '{op,queue,timer_key}';
+  v_allowed text[] := array['op', 'queue', 'timer_key'];
   v_field text;
   v_horizon_ms numeric;
 begin
@@ -62,7 +62,7 @@ begin
   end if;
 end
 $$;
-comment on function queen._apply_check(jsonb, bigint, timestamptz) is 'Refuses one bad operation of queen.apply; the message names it, counted from 0.';
+comment on function queen._apply_check(jsonb, bigint) is 'Refuses one bad operation of queen.apply; the message names it, counted from 0.';
 
 create function queen.apply(ops jsonb, tenant uuid default null)
 returns jsonb
@@ -73,7 +73,7 @@ set search_path = pg_catalog, queen, pg_temp
 as $$
 declare
   v_tenant uuid := queen._check_tenant(apply.tenant);
-  v_now timestamptz := queen._now();
+  v_now timestamptz;
   v_item record;
   v_verdict queen.timer_verdict;
   v_results jsonb[];
@@ -85,7 +85,7 @@ begin
   if octet_length(apply.ops::text) > queen._setting('batch_max_bytes')::bigint then
     perform queen._refuse('ops', format('is %s bytes long', octet_length(apply.ops::text)), 'The setting batch_max_bytes sets the limit.');
   end if;
-  perform queen._apply_check(o.op, o.ord - 1, v_now) from jsonb_array_elements(apply.ops) with ordinality as o (op, ord) order by o.ord;
+  perform queen._apply_check(o.op, o.ord - 1) from jsonb_array_elements(apply.ops) with ordinality as o (op, ord) order by o.ord;
   select min(o.ord) - 1 as pos into v_item
     from (select o.ord, row_number() over (partition by (o.op ->> 'queue') collate "C", (o.op ->> 'timer_key') collate "C" order by o.ord) as nth
             from jsonb_array_elements(apply.ops) with ordinality as o (op, ord)) o

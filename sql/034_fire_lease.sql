@@ -251,16 +251,15 @@ begin
   if v_tids is not null then
     v_fired := queen._fire_rows(v_tids, v_pids, v_now, true, null);
     if v_fired.fired > 0 then
-      for v_place in
-        select null::uuid, 'fired', p.name, f.rank + b.base - 1, null, null, array[v_order[f.ord]::int], null
-          from unnest(v_fired.ords, v_fired.pids, v_fired.ranks) as f (ord, pid, rank)
-          join unnest(v_fired.places, v_fired.bases) as b (pid, base) on b.pid = f.pid
-          join queen.log_partitions p on p.id = f.pid
-      loop
-        statuses[v_place.sizes[1]] := 'fired';
-        parts[v_place.sizes[1]] := v_place.part;
-        offsets[v_place.sizes[1]] := v_place.pid;
-      end loop;
+      select array_agg(case when f.ord is null then u.status else 'fired' end order by u.ord),
+             array_agg(f.part order by u.ord),
+             array_agg(f."offset" order by u.ord)
+        into statuses, parts, offsets
+        from unnest(statuses) with ordinality as u (status, ord)
+        left join (select v_order[r.ord] as ord, p.name as part, b.base + r.rank - 1 as "offset"
+                     from unnest(v_fired.ords, v_fired.pids, v_fired.ranks) as r (ord, pid, rank)
+                     join unnest(v_fired.places, v_fired.bases) as b (pid, base) on b.pid = r.pid
+                     join queen.log_partitions p on p.id = r.pid) f on f.ord = u.ord;
     end if;
   end if;
 

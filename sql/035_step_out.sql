@@ -73,7 +73,7 @@ set jit = off
 as $$
 declare
   v_busy queen.log_busy;
-  v_free queen.log_busy[] := '{}';
+  v_free queen.log_busy[] := array[]::queen.log_busy[];
   v_pid bigint;
   v_back int := 0;
 begin

@@ -23,7 +23,6 @@ set search_path = pg_catalog, queen, pg_temp
 as $$
 declare
   v_rows int := p_max_rows;
-  v_pass queen._pass;
   v_state text;
   v_message text;
 begin

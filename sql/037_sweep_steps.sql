@@ -162,7 +162,6 @@ as $$
 declare
   v_pass queen._pass;
   v_from timestamptz := case when p_state.full_scan then '-infinity' else p_state.bound - interval '100 milliseconds' end;
-  v_slow interval;
 begin
   v_pass := queen._fire_safely(p_state.max_rows, p_state.max_bytes, v_from, p_state.worker, p_state.workers, p_now);
   -- A scan from the start that only met rows somebody holds must not throw the bound back.
