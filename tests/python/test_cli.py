@@ -196,7 +196,7 @@ def test_bad_usage_ends_with_2(command: Command) -> None:
 
 def test_no_connection_is_a_sentence(cli: Cli, command: Command) -> None:
     _error(cli("status", url="host=127.0.0.1 port=1"), CANNOT_CONNECT, "refused", "--url")
-    _error(cli("status", url="host=/nowhere"), CANNOT_CONNECT, "/nowhere")
+    _error(cli("status", url="host=/nowhere"), CANNOT_CONNECT, "No such file")
     _error(cli("status", url="nonsense"), BAD_ARGUMENT, "--url")
     _error(cli("status", url="host=127.0.0.1 prot=1"), BAD_ARGUMENT, "prot")
     done = command("status", PGDATABASE="no such database")
@@ -231,13 +231,17 @@ def test_start_without_pg_cron_here_says_what_is_missing(db: Database, cli: Cli)
 def test_start_status_stop(cron_db: Database, cli: Cli) -> None:
     url = cron_db.conninfo("ada_admin")
     started = cli("start", "--workers", "3", url=url)
-    assert (started.exit_code, started.stdout) == (OK, "started with 3 workers\n")
+    assert (started.exit_code, started.stdout) == (
+        OK,
+        "started: pg_queen worker 0, pg_queen worker 1, pg_queen worker 2, pg_queen boot\n",
+    )
     (state,) = _lines(cli("status", "--json", url=url))
     assert isinstance(state["jobs"], int)
     assert state["jobs"] >= 3
     table = cli("status", url=url)
     assert "workers_alive" in table.stdout
-    assert cli("stop", url=url).exit_code == OK
+    assert cli("stop", url=url).stdout.startswith("stopped: 4 jobs removed")
+    assert _lines(cli("stop", "--json", url=url)) == [{"removed": 0}]
     assert _lines(cli("status", "--json", url=url))[0]["jobs"] == 0
 
 
@@ -326,7 +330,7 @@ def test_a_lease_that_ran_out_is_said(db: Database, cli: Cli, monkeypatch: pytes
 
 def test_status_without_timers(cli: Cli) -> None:
     (state,) = _lines(cli("status", "--json", user="rita_reader"))
-    assert (state["due"], state["next_due_at"], state["oldest_lateness"]) == (0, None, None)
+    assert (state["due"], state["next_due_at"], state["oldest_lateness"]) == (0, None, 0.0)
     cli("schedule", "q", "k", "1", "--delay", "-90")
     (state,) = _lines(cli("status", "--json"))
     assert isinstance(state["oldest_lateness"], float)

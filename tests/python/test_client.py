@@ -242,9 +242,7 @@ def test_results_do_not_depend_on_the_session(db: Database) -> None:
         timer = queen.peek("q", "k")
         assert timer is not None
         assert (timer.payload_bytes, timer.deliver_at) == (b"\x00'\\", verdict.deliver_at)
-        lateness = queen.status().oldest_lateness
-        assert lateness is not None
-        assert timedelta(seconds=4) < lateness < timedelta(minutes=1)
+        assert timedelta(seconds=4) < queen.status().oldest_lateness < timedelta(minutes=1)
 
 
 def test_nothing_commits_behind_the_caller(db: Database) -> None:
@@ -292,6 +290,8 @@ def test_status_and_configure(db: Database, queen: Queen) -> None:
     state = queen.status()
     assert state.version == db.value("select extversion from pg_extension where extname = 'pg_queen'")
     assert (state.due, state.next_due_at, state.jobs, state.dead_letters) == (0, None, 0, 0)
+    assert state.oldest_lateness == timedelta(0)
+    assert "postgres" in state.pg_cron
     queen.schedule("q", "k", 1, delay=-1)
     assert queen.status().due == 1
     assert queen.configure("payload_max_bytes", "100") == "100"
@@ -300,11 +300,12 @@ def test_status_and_configure(db: Database, queen: Queen) -> None:
 
 def test_start_and_stop_make_and_remove_the_jobs(cron_db: Database) -> None:
     queen = Queen(cron_db.connect("ada_admin"))
-    queen.start(workers=3)
+    assert queen.start(workers=3)[:3] == [f"pg_queen worker {number}" for number in range(3)]
     assert cron_db.value("select count(*) from cron.job where jobname ~ '^pg_queen worker'") == 3
-    assert queen.status().jobs > 0
+    assert queen.status().jobs == 3
+    assert queen.status().pg_cron == cron_db.value("select extversion from pg_extension where extname = 'pg_cron'")
     queen.start()
     assert cron_db.value("select count(*) from cron.job where jobname ~ '^pg_queen worker'") == 2
-    queen.stop()
-    queen.stop()
+    assert queen.stop() >= 2
+    assert queen.stop() == 0
     assert cron_db.rows("select jobname from cron.job where jobname ~ '^pg_queen'") == []

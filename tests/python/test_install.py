@@ -166,6 +166,12 @@ def test_notes_say_what_keeps_pg_cron_from_working(bare_server: Server, empty: D
     assert "cron.database_name" in note
     assert '"postgres"' in note
 
+    with bare_server.connect() as connection, connection.transaction(force_rollback=True):
+        (note,) = install(connection).notes
+        assert "create extension pg_cron" in note
+        connection.execute("create extension pg_cron")
+        assert install(connection).notes == ()
+
     cluster = bare_server.cluster
     cluster.configure({"shared_preload_libraries": ""})
     cluster.restart()

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import args_row, tuple_row
+from psycopg.rows import RowFactory, args_row, tuple_row
 
 from . import _core
 from .types import AckResult, Delay, Json, Message, PushResult, Sent, Status, Timer, TimerVerdict
@@ -353,13 +353,21 @@ class Queen:
 
     # -- the operator ---------------------------------------------------------------------------------------------
 
-    def start(self, workers: int = 2) -> None:
-        """Create the pg_cron jobs that fire timers: ``queen.start``. Raises :class:`CronUnusable` without pg_cron."""
-        self._value("start", workers=workers)
+    def start(self, workers: int = 2) -> list[str]:
+        """Make the pg_cron jobs that fire timers, in place of those that are there: ``queen.start``.
 
-    def stop(self) -> None:
-        """Remove the pg_cron jobs; timers stay and fire after the next start: ``queen.stop``."""
-        self._value("stop")
+        Returns the names of the jobs. Raises :class:`CronUnusable`, with the way out in the hint, when pg_cron is
+        missing or works in another database.
+        """
+        return [name for (name,) in self._values("start", workers=workers)]
+
+    def stop(self) -> int:
+        """Remove the pg_cron jobs and end their runs: ``queen.stop``.
+
+        Returns how many jobs there were. Timers stay and fire, late, after the next start.
+        """
+        ((jobs,),) = self._values("stop")
+        return int(jobs)
 
     def status(self) -> Status:
         """The state of the extension in this database: ``queen.status``."""
@@ -370,30 +378,28 @@ class Queen:
 
         ``value`` is text, None restores the default. Returns the value in force. ``queen.settings`` lists the keys.
         """
-        in_force: str = self._value("configure", key=key, value=value)
-        return in_force
+        ((in_force,),) = self._values("configure", key=key, value=value)
+        return str(in_force)
 
     # -- plumbing -------------------------------------------------------------------------------------------------
 
     def _rows(self, record: type[_R], function: str, **arguments: object) -> list[_R]:
-        query, parameters = _core.prepare(function, arguments, _core.columns(record))
-        with (
-            _core.translated(function, self._connection),
-            psycopg.Cursor(self._connection, row_factory=args_row(record)) as cursor,
-        ):
-            # Binary results do not depend on the session's DateStyle, IntervalStyle or bytea_output.
-            cursor.execute(query, parameters, binary=True)
-            return cursor.fetchall()
+        return self._call(function, arguments, _core.columns(record), args_row(record))
 
     def _row(self, record: type[_R], function: str, **arguments: object) -> _R:
         return self._rows(record, function, **arguments)[0]
 
-    def _value(self, function: str, **arguments: object) -> Any:
-        query, parameters = _core.prepare(function, arguments, "")
+    def _values(self, function: str, **arguments: object) -> list[tuple[Any, ...]]:
+        return self._call(function, arguments, "", tuple_row)
+
+    def _call(
+        self, function: str, arguments: Mapping[str, object], result: str, row_factory: RowFactory[_R]
+    ) -> list[_R]:
+        query, parameters = _core.prepare(function, arguments, result)
         with (
             _core.translated(function, self._connection),
-            psycopg.Cursor(self._connection, row_factory=tuple_row) as cursor,
+            psycopg.Cursor(self._connection, row_factory=row_factory) as cursor,
         ):
+            # Binary results do not depend on the session's DateStyle, IntervalStyle or bytea_output.
             cursor.execute(query, parameters, binary=True)
-            row = cursor.fetchone()
-        return None if row is None else row[0]
+            return cursor.fetchall()

@@ -245,6 +245,9 @@ def _cron_notes(cursor: psycopg.Cursor[tuple[Any, ...]]) -> tuple[str, ...]:
         )
     if cron_database is not None and cron_database != database:
         return (
-            f'pg_cron works in database "{cron_database}" (cron.database_name); queen.start() makes its jobs there.',
+            f'pg_cron keeps its jobs in database "{cron_database}" (cron.database_name); queen.start() says what to run'
+            " there.",
         )
+    if _extension(cursor, "pg_cron")[1] is None:
+        return ("pg_cron is not created in this database: run create extension pg_cron before queen.start().",)
     return ()

@@ -145,18 +145,18 @@ class Sent:
 class Status:
     """The state of the extension in this database: the row of ``queen.status``.
 
-    ``due`` and ``dead_letters`` are counted up to 10,000. ``oldest_lateness`` is how long the oldest due timer has been
-    waiting.
+    ``pg_cron`` is its version, or what is wrong with it. ``due`` and ``dead_letters`` are counted up to 10,000.
+    ``oldest_lateness`` is how long the oldest due timer has been waiting, zero when none is due.
     """
 
     version: str
-    pg_cron: str | None
+    pg_cron: str
     jobs: int
     workers_alive: int
     last_pass_at: datetime | None
     fired: int
     due: int
     next_due_at: datetime | None
-    oldest_lateness: timedelta | None
+    oldest_lateness: timedelta
     busy_partitions: int
     dead_letters: int

@@ -61,21 +61,21 @@ def start(
 ) -> None:
     """Create the pg_cron jobs that fire the timers."""
     with session(url) as queen:
-        queen.start(workers)
+        jobs = queen.start(workers)
     if as_json:
-        print_json({"started": True, "workers": workers})
+        print_json({"jobs": jobs})
     else:
-        print(f"started with {workers} workers")
+        print("started: " + ", ".join(jobs))
 
 
 def stop(url: Url = None, as_json: AsJson = False) -> None:
     """Remove the pg_cron jobs; timers wait for the next start."""
     with session(url) as queen:
-        queen.stop()
+        jobs = queen.stop()
     if as_json:
-        print_json({"started": False})
+        print_json({"removed": jobs})
     else:
-        print("stopped; timers wait for the next start")
+        print(f"stopped: {jobs} jobs removed, timers wait for the next start")
 
 
 def status(url: Url = None, as_json: AsJson = False) -> None:
