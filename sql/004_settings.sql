@@ -40,15 +40,24 @@ begin atomic
 end;
 comment on function queen._setting_catalog() is 'Every setting there is: kind, default, bounds.';
 
+-- PL/pgSQL, because its plans are kept for the session: a SQL function that cannot be inlined is parsed and planned again in
+-- each transaction.
 create function queen._setting(p_key text)
 returns text
-language sql
+language plpgsql
 stable
-begin atomic
-    select coalesce(
-        (select c.value from queen.config c where c.key = p_key),
-        (select s.default_value from queen._setting_catalog() s where s.key = p_key));
-end;
+set search_path = pg_catalog, queen, pg_temp
+as $$
+declare
+  v_value text;
+begin
+  select c.value into v_value from queen.config c where c.key = p_key;
+  if not found then
+    select s.default_value into v_value from queen._setting_catalog() s where s.key = p_key;
+  end if;
+  return v_value;
+end
+$$;
 comment on function queen._setting(text) is 'The value in force of one setting, as text.';
 
 create view queen.settings as

@@ -2,16 +2,20 @@
 
 create function queen._partition_id(p_tenant uuid, p_queue text, p_partition text)
 returns bigint
-language sql
+language plpgsql
 stable
-begin atomic
+set search_path = pg_catalog, queen, pg_temp
+as $$
+begin
+  return (
     select p.id
       from queen.queues q
       join queen.log_partitions p on p.queue_id = q.id
      where q.tenant_id = p_tenant
        and q.name = p_queue
-       and p.name = p_partition;
-end;
+       and p.name = p_partition);
+end
+$$;
 comment on function queen._partition_id(uuid, text, text) is 'The partition of these names, or null. Reads only.';
 
 -- May wait for an uncommitted birth of the same names, so a sweeper calls it under a lock_timeout and in a transaction

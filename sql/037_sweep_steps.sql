@@ -43,6 +43,7 @@ create type queen._sweep_state as (
     max_bytes   bigint,
     idle        interval,
     bound       timestamptz,     -- nothing due lies before it, but late commits
+    end_at      timestamptz,     -- the run ends
     full_at     timestamptz,     -- next scan from the start
     full_scan   boolean,         -- this pass is one
     back_at     timestamptz,     -- next look at partitions that were held
@@ -70,9 +71,13 @@ comment on type queen._sweep_state is 'What a worker remembers between two trans
 -- is 64 descents of the index.
 create function queen._probe(p_from timestamptz, p_to timestamptz)
 returns timestamptz
-language sql
+language plpgsql
 stable
-begin atomic
+set search_path = pg_catalog, queen, pg_temp
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+  return (
     select min(w.visible_at)
       from generate_series(0, 63) as s (shard)
      cross join lateral (
@@ -80,8 +85,9 @@ begin atomic
              from queen.log_timers t
             where t.shard = s.shard::smallint and t.visible_at >= p_from and t.visible_at <= p_to
             order by t.visible_at
-            limit 1) w;
-end;
+            limit 1) w);
+end
+$$;
 comment on function queen._probe(timestamptz, timestamptz) is 'Earliest visible_at in a span of time, or null.';
 
 create function queen._sweep_write(p_state queen._sweep_state, p_now timestamptz)
@@ -202,6 +208,7 @@ declare
   v_now timestamptz := queen._now();
   v_next timestamptz;
   v_cost interval;
+  v_watch boolean := false;
   v_state text;
   v_message text;
 begin
@@ -229,7 +236,8 @@ begin
     end if;
     if p_state.back_at <= v_now then
       p_state.back_at := v_now + interval '50 milliseconds';
-      if exists (select from queen.log_busy) and queen._come_back(v_now) > 0 then
+      v_watch := exists (select from queen.log_busy);
+      if v_watch and queen._come_back(v_now) > 0 then
         p_state.full_at := v_now;
         p_state.again := true;
         return p_state;
@@ -239,15 +247,23 @@ begin
       return queen._sweep_stuck(p_state, v_now);
     end if;
 
-    p_state.full_scan := p_state.full_at <= v_now;
-    v_next := queen._probe(case when p_state.full_scan then '-infinity' else p_state.bound - interval '100 milliseconds' end,
-                           v_now + p_state.idle);
-    v_cost := queen._now() - v_now;
-    if v_next > v_now or v_next is null then
+    -- While nothing is due, look several times in one transaction: beginning one costs more than a probe. Not for
+    -- long, for its table locks and its snapshot keep others.
+    for v_look in 1..case when v_watch then 1 else 5 end loop
+      p_state.full_scan := p_state.full_at <= v_now;
+      v_next := queen._probe(case when p_state.full_scan then '-infinity' else p_state.bound - interval '100 milliseconds' end,
+                             v_now + p_state.idle);
+      v_cost := queen._now() - v_now;
+      exit when v_next <= v_now;
       p_state.bound := greatest(p_state.bound, v_now);
+      p_state.wait := extract(epoch from coalesce(v_next - v_now, p_state.idle));
+      exit when p_state.full_scan or v_look = 5 or v_watch or clock_timestamp() + p_state.idle > p_state.end_at;
+      perform pg_sleep(p_state.wait);
+      v_now := queen._now();
+    end loop;
+    if v_next > v_now or v_next is null then
       p_state.stuck := null;
       p_state.stuck_n := 0;
-      p_state.wait := extract(epoch from coalesce(v_next - v_now, p_state.idle));
     elsif p_state.mode = 'lease' then
       p_state := queen._sweep_claim(p_state);
     else

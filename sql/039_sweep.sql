@@ -23,6 +23,7 @@ begin
   v_state.workers := p_workers;
   v_state.started_at := queen._now();
   v_state.bound := '-infinity';
+  v_state.end_at := queen._sweep_end(p_run_for, p_worker);
   v_state.full_at := '-infinity';
   v_state.full_scan := false;
   v_state.back_at := '-infinity';
@@ -73,10 +74,8 @@ language plpgsql
 as $$
 declare
   v_state queen._sweep_state;
-  v_end timestamptz;
 begin
   v_state := queen._sweep_begin(run_for, worker, workers);
-  v_end := queen._sweep_end(run_for, worker);
   loop
     v_state := queen._sweep_step(v_state);
     commit;
@@ -84,10 +83,10 @@ begin
       -- One pass, with the births it needs and the second look after them.
       exit when v_state.wait > 0
         or (v_state.passes + v_state.errors > 0 and v_state.stuck is null and v_state.tokens is null and not v_state.again);
-    elsif pg_catalog.clock_timestamp() >= v_end then
+    elsif pg_catalog.clock_timestamp() >= v_state.end_at then
       exit;
     elsif v_state.wait > 0 then
-      perform pg_catalog.pg_sleep(least(v_state.wait, extract(epoch from v_end - pg_catalog.clock_timestamp())));
+      perform pg_catalog.pg_sleep(least(v_state.wait, extract(epoch from v_state.end_at - pg_catalog.clock_timestamp())));
     end if;
   end loop;
   perform queen._sweep_finish(v_state);

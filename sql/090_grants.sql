@@ -1,5 +1,5 @@
 -- Who may do what. PUBLIC nothing; internal functions nobody but the owner; tables nobody but queen_admin, who reads.
--- queen._sweep_begin, _sweep_step, _sweep_end and _sweep_finish are executable by queen_admin because queen.sweep, a
+-- queen._sweep_begin, _sweep_step and _sweep_finish are executable by queen_admin because queen.sweep, a
 -- procedure that commits, can only run as its caller.
 
 revoke all on all functions in schema queen from public;
@@ -64,7 +64,6 @@ grant execute on function
   queen.stop(),
   queen._sweep_begin(interval, int, int),
   queen._sweep_step(queen._sweep_state),
-  queen._sweep_end(interval, int),
   queen._sweep_finish(queen._sweep_state)
 to queen_admin;
 grant execute on procedure queen.sweep(interval, int, int) to queen_admin;
