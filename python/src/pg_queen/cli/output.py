@@ -58,7 +58,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     # Rich would end the program by itself when the reader of a pipe is gone.
     with console.capture() as rendered:
         console.print(table)
-    print(rendered.get(), end="")
+    print("\n".join(line.rstrip() for line in rendered.get().splitlines()))
 
 
 def _items(record: Any) -> Iterable[tuple[str, Any]]:
