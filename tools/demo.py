@@ -73,11 +73,14 @@ def show(connection: Connection, statement: str) -> None:
     """Run a statement, printing it as psql would show it, with its rows."""
     console.print(f"postgres=# {statement};", style="cyan", markup=False, soft_wrap=True)
     cursor = connection.execute(statement)
-    if cursor.description is not None:
-        table = Table(*(column.name for column in cursor.description), box=None, padding=(0, 2, 0, 0))
-        for row in cursor:
-            table.add_row(*("" if value is None else str(value) for value in row))
-        console.print(table)
+    if cursor.description is None:
+        return
+    lines = [[column.name for column in cursor.description]]
+    lines += [["" if value is None else str(value) for value in row] for row in cursor]
+    widths = [max(len(line[number]) for line in lines) for number in range(len(lines[0]))]
+    for line in lines:
+        padded = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        console.print(padded.rstrip(), markup=False, soft_wrap=True)
 
 
 def connect(cluster: Cluster, user: str = "postgres") -> Connection:
@@ -134,11 +137,12 @@ def wait_for_workers(cluster: Cluster) -> None:
 
 def prepare(cluster: Cluster) -> Cluster:
     """From whatever an earlier run left to a running server whose pg_queen is new and driven by pg_cron."""
+    reused = cluster.exists()
     try:
         start_server(cluster)
         install(cluster)
     except (ClusterError, psycopg.Error) as error:
-        if not cluster.exists():
+        if not reused:
             raise
         say(f"The cluster of an earlier run cannot be used ({str(error).splitlines()[0]}); making a new one")
         cluster.remove()
@@ -246,11 +250,11 @@ def play(connection: Connection, timers: dict[UUID, Timer], dice: random.Random)
             expected = [timer for timer in timers.values() if not timer.cancelled]
             delivered = sum(bool(timer.deliveries) for timer in expected)
             progress.update(line, completed=delivered, total=len(expected), pending=len(expected) - delivered)
-            # When all have come and the last cancelled one would have, a second more for those that must not come. Long
-            # past the last time that a timer can be due, nothing is waited for any more.
+            # When all have come and the last cancelled one would have, two seconds more for those that must not come.
+            # Long past the last time that a timer can be due, nothing is waited for any more.
             if delivered == len(expected) and changes == CHANGES and passed > SPAN[1]:
                 done_since = done_since or passed
-                if passed > done_since + 1:
+                if passed > done_since + 2:
                     return unknown
             if passed > SPAN[1] + CHANGES / 2 + SPAN[1] + 10:
                 return unknown
@@ -316,7 +320,8 @@ def session(cluster: Cluster) -> bool:
         show(connection, "SELECT jobid, jobname, schedule, command, active FROM cron.job ORDER BY jobid")
         show(
             connection,
-            "SELECT pid, application_name, backend_start, query FROM pg_stat_activity WHERE query ILIKE 'call queen.%'",
+            "SELECT pid, application_name, backend_start::timestamptz(0), query FROM pg_stat_activity"
+            " WHERE query ILIKE 'call queen.%'",
         )
         show(connection, "SELECT version, pg_cron, jobs, workers_alive, fired, due, dead_letters FROM queen.status()")
     console.print()
