@@ -53,7 +53,7 @@ begin
 
   select a.base_offset into v_base
     from (select count(*)::int as n,
-                 string_agg(queen._frame(m.id, m.txn, m.sub, null, false, m.payload), ''::bytea order by m.ord) as raw,
+                 string_agg(queen._frame(m.id, nullif(m.txn, m.id::text), m.sub, null, false, m.payload), ''::bytea order by m.ord) as raw,
                  array_agg(v_pid order by m.ord) as pids,
                  array_agg(m.rank::int order by m.ord) as ranks,
                  array_agg(queen._txn_hash(m.txn) order by m.ord) as hashes,

@@ -1,6 +1,6 @@
 -- Partitions that somebody's open transaction holds. Their due timers step out of the head of the index (backoff
 -- without an attempt) instead of being read again by each pass, keep their order among themselves, and come back in one
--- step when the partition is free: 035_step_out.sql.
+-- step when the partition is free: 036_step_out.sql.
 --
 -- The table lock is the gate between passes and moves: a pass takes ROW EXCLUSIVE, a move EXCLUSIVE, so no pass is under
 -- way while rows of a partition move. Only sweepers and the operator take either.

@@ -65,12 +65,9 @@ begin
       join queen.queues q on q.id = p.queue_id
      where p.id in (select u.pid from unnest(p_partitions) as u (pid))
   ), held as materialized (
-    -- Frames are made here, so what is sorted and passed on below is narrow.
-    select t.ctid as tid, l.pid, w.ord, t.deliver_at, t.ctid = w.tid as same,
-           coalesce(p_fault, queen._timer_problem(t.txn, t.payload, t.payload_zstd, v_max_payload)) as problem,
-           queen._txn_hash(t.txn) as hash, case when t.txn <> t.message_id::text then t.message_id end as mid,
-           case when not t.payload_zstd
-                then queen._frame(t.message_id, t.txn, t.producer_sub, t.deliver_at, t.encrypted, t.payload) end as frame
+    select t.ctid as tid, l.pid, w.ord, t.ctid = w.tid as same, t.deliver_at, t.message_id, t.producer_sub, t.encrypted,
+           nullif(t.txn, t.message_id::text) as txn, t.payload, t.payload_zstd,
+           coalesce(p_fault, queen._timer_problem(t.txn, t.payload, t.payload_zstd, v_max_payload)) as problem
       from unnest(p_tids, p_partitions) with ordinality as w (tid, pid, ord)
       join place l on l.pid = w.pid
       join queen.log_timers t on t.ctid = w.tid
@@ -78,15 +75,19 @@ begin
        and t.tenant_id = l.tenant_id and t.queue = l.queue and t."partition" = l.part
        for update of t skip locked
   ), good as materialized (
-    select h.tid, h.pid, h.ord, h.deliver_at, h.hash, h.mid, h.frame from held h where h.problem is null and h.same
+    -- Frames are made here, so what is sorted and passed on below is narrow.
+    select h.tid, h.pid, h.ord, h.deliver_at, queen._txn_hash(coalesce(h.txn, h.message_id::text)) as hash,
+           case when h.txn is not null then h.message_id end as mid,
+           case when h.payload_zstd
+                then queen._frame(h.message_id, h.txn, h.producer_sub, h.deliver_at, h.encrypted, queen._payload_expand(h.payload))
+                else queen._frame(h.message_id, h.txn, h.producer_sub, h.deliver_at, h.encrypted, h.payload) end as frame
+      from held h
+     where h.problem is null and h.same
   ), gone as (
     delete from queen.log_timers t
      using good g
      where t.ctid = g.tid
-    returning g.pid, g.ord, g.deliver_at, g.hash, g.mid,
-              case when t.payload_zstd
-                   then queen._frame(t.message_id, t.txn, t.producer_sub, t.deliver_at, t.encrypted, queen._payload_expand(t.payload))
-                   else g.frame end as frame
+    returning g.pid, g.ord, g.deliver_at, g.hash, g.mid, g.frame
   ), segment as (
     select g.pid, count(*)::int as n, string_agg(g.frame, ''::bytea order by g.ord) as raw
       from gone g

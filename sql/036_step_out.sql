@@ -75,6 +75,8 @@ declare
   v_busy queen.log_busy;
   v_free queen.log_busy[] := array[]::queen.log_busy[];
   v_pid bigint;
+  v_ask boolean;          -- to wait for it shortly, once a second: a look that never waits is never served in a crowd
+  v_got boolean;
   v_back int := 0;
 begin
   for v_busy in select b.* from queen.log_busy b order by b.tried_at limit 16 loop
@@ -83,19 +85,18 @@ begin
       continue;
     end if;
     v_pid := queen._partition_id(v_busy.tenant_id, v_busy.queue, v_busy."partition");
+    v_ask := v_busy.tried_at <= p_now - interval '1 second';
     if v_pid is not null then
       perform from queen.log_partitions p where p.id = v_pid for update skip locked;
-      if found then
-        v_free := v_free || v_busy;
-      end if;
-    elsif v_busy.tried_at <= p_now - interval '500 milliseconds' then
-      -- Still not born: somebody is at it, and asking means waiting for him, so ask seldom and shortly.
-      if queen._try_birth(v_busy.tenant_id, v_busy.queue, v_busy."partition") then
-        v_free := v_free || v_busy;
-      else
-        update queen.log_busy b set tried_at = p_now
-         where b.tenant_id = v_busy.tenant_id and b.queue = v_busy.queue and b."partition" = v_busy."partition";
-      end if;
+      v_got := found or (v_ask and queen._try_partition(v_pid));
+    else
+      v_got := v_ask and queen._try_birth(v_busy.tenant_id, v_busy.queue, v_busy."partition");
+    end if;
+    if v_got then
+      v_free := v_free || v_busy;
+    elsif v_ask then
+      update queen.log_busy b set tried_at = p_now
+       where b.tenant_id = v_busy.tenant_id and b.queue = v_busy.queue and b."partition" = v_busy."partition";
     end if;
   end loop;
   if cardinality(v_free) = 0 then
@@ -122,7 +123,7 @@ begin
 end
 $$;
 comment on function queen._come_back(timestamptz) is
-  'Brings back the rows of partitions that are free by now; how many. May wait for the gate, and 10 ms for a birth.';
+  'Brings back the rows of partitions that are free by now; how many. May wait for the gate, and once a second 10 ms for one of them.';
 
 create function queen._try_birth(p_tenant uuid, p_queue text, p_partition text)
 returns boolean
@@ -139,3 +140,20 @@ exception when lock_not_available then
 end
 $$;
 comment on function queen._try_birth(uuid, text, text) is 'Makes a destination, waiting at most 10 ms for an uncommitted birth of the same names.';
+
+create function queen._try_partition(p_partition_id bigint)
+returns boolean
+language plpgsql
+volatile
+set search_path = pg_catalog, queen, pg_temp
+set lock_timeout = '10ms'
+as $$
+begin
+  perform from queen.log_partitions p where p.id = p_partition_id for update;
+  return found;
+exception when lock_not_available then
+  return false;
+end
+$$;
+comment on function queen._try_partition(bigint) is
+  'Takes a partition, waiting at most 10 ms in the queue of its lock: under a stream of short pushes SKIP LOCKED alone may never get it.';

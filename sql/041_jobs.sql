@@ -43,7 +43,8 @@ begin
       message = v_problem,
       hint = case
         when current_setting('cron.database_name', true) is null then
-          'Install pg_cron (Debian: postgresql-15-cron), set shared_preload_libraries = ''pg_cron'' and cron.database_name = '''
+          format('Install pg_cron (Debian: postgresql-%s-cron), set', current_setting('server_version_num')::int / 10000)
+          || ' shared_preload_libraries = ''pg_cron'' and cron.database_name = '''
           || current_database() || ''', restart the server, and run create extension pg_cron.'
         when current_setting('cron.database_name', true) <> current_database() then
           format('In that database run, for each worker N below the number of workers: select cron.schedule_in_database(''pg_queen worker N'', ''* * * * *'', ''CALL queen.sweep(null, N, %s)'', %L);',
@@ -51,7 +52,7 @@ begin
         else 'Run create extension pg_cron, then this again.' end;
   end if;
   -- 1.5 and later know seconds: a worker that died is back within one.
-  if (select split_part(e.extversion, '.', 1)::int > 1 or split_part(e.extversion, '.', 2)::int >= 5
+  if (select (regexp_match(e.extversion, '^(\d+)\.(\d+)'))[1:2]::int[] >= array[1, 5]
         from pg_extension e where e.extname = 'pg_cron') then
     v_schedule := '1 second';
   end if;

@@ -1,4 +1,4 @@
--- The resident loop under pg_cron: one step of 037_sweep_steps.sql a transaction.
+-- The resident loop under pg_cron: one step of 038_sweep_steps.sql a transaction.
 
 create function queen._sweep_begin(p_run_for interval, p_worker int, p_workers int)
 returns queen._sweep_state

@@ -1,4 +1,4 @@
--- The steps of the resident sweeper; the loop is in 039_sweep.sql.
+-- The steps of the resident sweeper; the loop is in 040_sweep.sql.
 --
 -- A procedure that commits can neither be SECURITY DEFINER nor have a SET clause, so queen.sweep only loops and commits;
 -- all work is in queen._sweep_step, one call a transaction. The state is a value that the loop hands from step to step:
@@ -127,38 +127,6 @@ comment on function queen._sweep_write(queen._sweep_state, timestamptz) is 'Adds
 
 -- What a pass left: destinations to be born, partitions held by others. Each kind is seen to in a transaction of its own,
 -- which holds no timer. True when something was done and the pass should be tried again at once.
-create function queen._sweep_stuck(p_state queen._sweep_state, p_now timestamptz)
-returns queen._sweep_state
-language plpgsql
-volatile
-set search_path = pg_catalog, queen, pg_temp
-as $$
-declare
-  v_group queen._group;
-  v_moved int := 0;
-begin
-  foreach v_group in array p_state.stuck loop
-    if v_group.why = 'missing' then
-      if queen._try_birth(v_group.tenant_id, v_group.queue, v_group.part) then
-        p_state.again := true;
-      elsif v_group.tids is not null then
-        v_moved := v_moved + queen._step_out(v_group, p_now);
-      end if;
-    elsif v_group.why = 'away' or p_state.stuck_n >= 3 then
-      v_moved := v_moved + queen._step_out(v_group, p_now);
-    end if;
-  end loop;
-  p_state.stuck := null;
-  p_state.step_at := p_now + interval '50 milliseconds';
-  if v_moved > 0 then
-    p_state.stuck_n := 0;
-  end if;
-  p_state.wait := 0;
-  return p_state;
-end
-$$;
-comment on function queen._sweep_stuck(queen._sweep_state, timestamptz) is 'Births and moves for what the last pass left out.';
-
 create function queen._sweep_pass(p_state queen._sweep_state, p_now timestamptz)
 returns queen._sweep_state
 language plpgsql
@@ -192,6 +160,45 @@ begin
 end
 $$;
 comment on function queen._sweep_pass(queen._sweep_state, timestamptz) is 'One pass of the resident sweeper under row locks.';
+
+create function queen._sweep_stuck(p_state queen._sweep_state, p_now timestamptz)
+returns queen._sweep_state
+language plpgsql
+volatile
+set search_path = pg_catalog, queen, pg_temp
+as $$
+declare
+  v_group queen._group;
+  v_moved int := 0;
+  v_got boolean := false;
+begin
+  foreach v_group in array p_state.stuck loop
+    if v_group.why = 'missing' then
+      if queen._try_birth(v_group.tenant_id, v_group.queue, v_group.part) then
+        p_state.again := true;
+      elsif v_group.tids is not null then
+        v_moved := v_moved + queen._step_out(v_group, p_now);
+      end if;
+    elsif v_group.why = 'busy' and p_state.stuck_n >= 3 and queen._try_partition(v_group.pid) then
+      v_got := true;
+    elsif v_group.why = 'away' or p_state.stuck_n >= 3 then
+      v_moved := v_moved + queen._step_out(v_group, p_now);
+    end if;
+  end loop;
+  p_state.stuck := null;
+  p_state.step_at := p_now + interval '50 milliseconds';
+  if v_moved > 0 then
+    p_state.stuck_n := 0;
+  end if;
+  p_state.wait := 0;
+  if v_got and v_moved = 0 then
+    -- Ours until the end of this transaction, so this pass finds it free.
+    return queen._sweep_pass(p_state, p_now);
+  end if;
+  return p_state;
+end
+$$;
+comment on function queen._sweep_stuck(queen._sweep_state, timestamptz) is 'Births and moves for what the last pass left out.';
 
 create function queen._sweep_step(p_state queen._sweep_state)
 returns queen._sweep_state
