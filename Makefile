@@ -60,7 +60,7 @@ lint: setup ## formatting, linting and types of Python, rules of SQL, shell scri
 	.local/venv/bin/mypy
 	cd python && ../.local/venv/bin/mypy
 	$(PYTHON) -m tools.lint_sql
-	if command -v shellcheck; then shellcheck .ci/run tools/*.sh; else echo 'no shellcheck here: left out'; fi
+	@if command -v shellcheck >/dev/null; then set -x; shellcheck .ci/run tools/*.sh; else echo 'no shellcheck here: left out'; fi
 
 format: setup ## let ruff format the Python files
 	.local/venv/bin/ruff format .
