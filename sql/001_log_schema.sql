@@ -34,10 +34,17 @@ create table queen.log_partitions (
     log_start       bigint not null default 1,
     txns_start      bigint not null default 1,
     last_created_at timestamptz not null default '-infinity',
+    hot             boolean not null default false,
+    due_at          timestamptz,
     created_at      timestamptz not null default now(),
     constraint log_partitions_pkey primary key (id),
     constraint log_partitions_name_key unique (queue_id, name)
 ) with (fillfactor = 50);
+-- What a pop without a partition reads. An append sets hot once and the next ones leave it, so they stay HOT updates.
+create index log_partitions_hot_idx on queen.log_partitions (queue_id, id) where hot;
+create index log_partitions_hot_id_idx on queen.log_partitions (id) where hot;
+-- What queen.maintain reads: an append sets due_at when it is null and leaves it otherwise.
+create index log_partitions_due_idx on queen.log_partitions (due_at);
 comment on table queen.log_partitions is 'Partitions of a queue and their allocator. The row lock is the right to append.';
 comment on column queen.log_partitions.id is 'surrogate key; the order in which partitions are locked';
 comment on column queen.log_partitions.queue_id is 'queen.queues.id';
@@ -46,6 +53,8 @@ comment on column queen.log_partitions.last_offset is 'last offset allocated; 0 
 comment on column queen.log_partitions.log_start is 'first offset still stored';
 comment on column queen.log_partitions.txns_start is 'first offset whose txn is still in queen.log_txns';
 comment on column queen.log_partitions.last_created_at is 'created_at of the newest segment, so that a clock set back cannot break its order';
+comment on column queen.log_partitions.hot is 'appended to since queen.maintain last looked; a pop looks at hot partitions and at log_consumers.behind';
+comment on column queen.log_partitions.due_at is 'when queen.maintain looks at it next';
 comment on column queen.log_partitions.created_at is 'when the partition was born';
 
 -- Keyed by the end, so "the segment that holds offset n, and those behind it" is one range of the primary key.
@@ -68,14 +77,15 @@ comment on column queen.log_segments.created_at is 'when the append took the par
 comment on column queen.log_segments.raw_bytes is 'bytes of the frames before compression';
 comment on column queen.log_segments.blob is 'header and one zstandard frame';
 
--- One row a message: 16 bytes of hash and where it is. The index holds the hash alone (128 bits do not collide), so an
--- entry is as small as a btree allows.
+-- One row a message: 16 bytes of hash and where it is. The hash index holds the hash alone (128 bits do not collide), so an
+-- entry is as small as a btree allows; the key serves the purge, which goes by partition and offset.
 create table queen.log_txns (
     partition_id bigint not null,
     "offset"     bigint not null,
     created_at   timestamptz not null,
     txn_hash     bytea not null,
-    message_id   uuid
+    message_id   uuid,
+    constraint log_txns_pkey primary key (partition_id, "offset")
 );
 create index log_txns_hash_idx on queen.log_txns (txn_hash);
 comment on table queen.log_txns is 'Transaction ids of the messages in the log: deduplication of pushes, and queen.sent.';
@@ -85,13 +95,26 @@ comment on column queen.log_txns.created_at is 'created_at of its segment';
 comment on column queen.log_txns.txn_hash is 'first 16 bytes of sha256(txn)';
 comment on column queen.log_txns.message_id is 'null when the txn is the message id itself, the default';
 
+create table queen.log_groups (
+    queue_id       bigint not null,
+    consumer_group text collate "C" not null,
+    created_at     timestamptz not null,
+    constraint log_groups_pkey primary key (queue_id, consumer_group)
+);
+comment on table queen.log_groups is 'Consumer groups of a queue, entered at their first pop.';
+comment on column queen.log_groups.queue_id is 'queen.queues.id';
+comment on column queen.log_groups.consumer_group is 'name of the group, 1 to 255 bytes';
+comment on column queen.log_groups.created_at is 'first contact; under start_at = new, messages appended before it are not delivered';
+
 create table queen.log_consumers (
     partition_id     bigint not null,
+    queue_id         bigint not null,
     consumer_group   text collate "C" not null,
     committed        bigint not null default 0,
     leased_to        bigint,
     lease_id         uuid,
     lease_expires_at timestamptz,
+    behind           boolean not null default false,
     attempts         int not null default 0,
     attempted_to     bigint not null default 0,
     retry_at         timestamptz,
@@ -99,13 +122,16 @@ create table queen.log_consumers (
     updated_at       timestamptz not null default now(),
     constraint log_consumers_pkey primary key (partition_id, consumer_group)
 ) with (fillfactor = 50);
+create index log_consumers_behind_idx on queen.log_consumers (queue_id, consumer_group, partition_id) where behind;
 comment on table queen.log_consumers is 'Where a consumer group stands in a partition, and its lease.';
 comment on column queen.log_consumers.partition_id is 'queen.log_partitions.id';
+comment on column queen.log_consumers.queue_id is 'queen.queues.id of the partition';
 comment on column queen.log_consumers.consumer_group is 'name of the group, 1 to 255 bytes';
 comment on column queen.log_consumers.committed is 'last offset acknowledged; the next pop starts behind it';
 comment on column queen.log_consumers.leased_to is 'last offset of the batch that is out';
 comment on column queen.log_consumers.lease_id is 'token of the batch that is out; a later pop replaces it';
 comment on column queen.log_consumers.lease_expires_at is 'the batch is redelivered after this';
+comment on column queen.log_consumers.behind is 'has messages to read in a partition that is no longer hot';
 comment on column queen.log_consumers.attempts is 'deliveries of the head message so far, counted at the pop';
 comment on column queen.log_consumers.attempted_to is 'last offset that was part of those deliveries';
 comment on column queen.log_consumers.retry_at is 'after a nack with a delay: not delivered before';
@@ -131,6 +157,7 @@ create table queen.log_dlq (
     failed_at      timestamptz not null,
     constraint log_dlq_pkey primary key (tenant_id, queue, id)
 );
+create index log_dlq_failed_at_idx on queen.log_dlq (failed_at);
 comment on table queen.log_dlq is 'Dead letters: messages a group gave up on, and timers that could not be fired.';
 comment on column queen.log_dlq.id is 'id of the dead letter';
 comment on column queen.log_dlq.tenant_id is 'tenant of the queue';

@@ -72,3 +72,20 @@ comment on type queen.ack_result is
   'What became of ack, nack or extend. status: acked, nacked or extended; lease_lost when the lease is not, or no longer,'
   ' the one in force; absent when the group has never been seen there. acked: messages newly acknowledged. committed: last'
   ' offset acknowledged by now.';
+
+create type queen.dead_letter as (
+    id             uuid,
+    queue          text,
+    "partition"    text,
+    consumer_group text,
+    "offset"       bigint,
+    message_id     uuid,
+    txn            text,
+    payload        jsonb,
+    payload_bytes  bytea,
+    error          text,
+    attempts       int,
+    failed_at      timestamptz
+);
+comment on type queen.dead_letter is
+  'A message that a group gave up on, or a timer that could not be fired: then consumer_group is __timer__ and offset null.';

@@ -15,30 +15,38 @@ comment on column queen.config.updated_at is 'when it was set';
 comment on column queen.config.updated_by is 'who set it';
 
 create function queen._setting_catalog()
-returns table (key text, kind text, default_value text, min_value text, max_value text, description text)
+returns table (key text, kind text, default_value text, min_value text, max_value text, per_queue boolean, description text)
 language sql
 immutable
 parallel safe
 begin atomic
-    select v.key, v.kind, v.default_value, v.min_value, v.max_value, v.description
+    select v.key, v.kind, v.default_value, v.min_value, v.max_value, v.per_queue, v.description
       from (values
-        ('payload_max_bytes', 'integer', '1048576', '1', '67108864', 'largest payload in bytes of its UTF-8 text or of the bytea'),
-        ('horizon', 'interval', '10 years', '1 second', '1000 years', 'how far ahead a timer may lie'),
-        ('batch_max_ops', 'integer', '10000', '1', '1000000', 'operations in one call of schedule_many, push_many or apply'),
-        ('batch_max_bytes', 'integer', '67108864', '1024', '268435456', 'payload bytes in one call of schedule_many, push_many or apply'),
-        ('txn_window', 'interval', '1 day', '1 second', '3650 days', 'how long a txn is remembered: deduplication of pushes, and queen.sent'),
-        ('pop_max_bytes', 'integer', '33554432', '1024', '268435456', 'frame bytes unpacked by one pop; at least one segment is read'),
-        ('timer_max_attempts', 'integer', '10', '1', '1000000', 'failed fires before a timer goes to the dead letters'),
-        ('timer_backoff_base', 'interval', '1 second', '10 milliseconds', '1 day', 'wait after the first failed fire; doubles with each'),
-        ('timer_backoff_cap', 'interval', '5 minutes', '10 milliseconds', '30 days', 'longest wait between two attempts to fire'),
-        ('delivery_max_attempts', 'integer', '5', '1', '1000000', 'deliveries of a message to a group before it goes to the dead letters'),
-        ('sweep_mode', 'mode', 'lock', null, null, 'how the sweeper holds due rows: lock (row locks, one transaction) or lease (claim, commit, fire)'),
-        ('sweep_max_rows', 'integer', '10000', '1', '100000', 'timers in one pass of the sweeper'),
-        ('sweep_max_bytes', 'integer', '16777216', '1024', '268435456', 'payload bytes in one pass; at least one timer is fired'),
-        ('sweep_idle', 'interval', '50 milliseconds', '1 millisecond', '10 seconds', 'longest sleep between two passes')
-      ) as v (key, kind, default_value, min_value, max_value, description);
+        ('payload_max_bytes', 'integer', '1048576', '1', '67108864', false, 'largest payload in bytes of its UTF-8 text or of the bytea'),
+        ('horizon', 'interval', '10 years', '1 second', '1000 years', false, 'how far ahead a timer may lie'),
+        ('batch_max_ops', 'integer', '10000', '1', '1000000', false, 'operations in one call of schedule_many, push_many or apply'),
+        ('batch_max_bytes', 'integer', '67108864', '1024', '268435456', false, 'payload bytes in one call of schedule_many, push_many or apply'),
+        ('txn_window', 'interval', '1 day', '1 second', '3650 days', true, 'how long a txn is remembered: deduplication of pushes, and queen.sent'),
+        ('start_at', 'choice', 'beginning', 'beginning', 'new', true, 'where a consumer group starts at its first pop: beginning (the first message stored) or new (what comes after it)'),
+        ('delivery_max_attempts', 'integer', '5', '1', '1000000', true, 'deliveries of a message to a group before it goes to the dead letters'),
+        ('pop_max_bytes', 'integer', '33554432', '1024', '268435456', false, 'frame bytes unpacked by one pop; at least one segment is read'),
+        ('retention', 'interval', '7 days', '1 second', '36500 days', true, 'age at which messages are removed, unless a group has yet to read them'),
+        ('retention_consumed', 'interval', '1 day', '0 seconds', '36500 days', true, 'age at which messages that every group has read are removed'),
+        ('retention_force', 'choice', 'false', 'false', 'true', true, 'true: retention removes messages that a group has yet to read'),
+        ('partition_idle', 'interval', '7 days', '1 second', '36500 days', true, 'a partition without messages is removed when nothing was appended for so long'),
+        ('dead_letter_retention', 'interval', '30 days', '1 second', '36500 days', true, 'age at which dead letters are removed'),
+        ('timer_max_attempts', 'integer', '10', '1', '1000000', false, 'failed fires before a timer goes to the dead letters'),
+        ('timer_backoff_base', 'interval', '1 second', '10 milliseconds', '1 day', false, 'wait after the first failed fire; doubles with each'),
+        ('timer_backoff_cap', 'interval', '5 minutes', '10 milliseconds', '30 days', false, 'longest wait between two attempts to fire'),
+        ('sweep_mode', 'choice', 'lock', 'lock', 'lease', false, 'how the sweeper holds due rows: lock (row locks, one transaction) or lease (claim, commit, fire)'),
+        ('sweep_max_rows', 'integer', '10000', '1', '100000', false, 'timers in one pass of the sweeper'),
+        ('sweep_max_bytes', 'integer', '16777216', '1024', '268435456', false, 'payload bytes in one pass; at least one timer is fired'),
+        ('sweep_idle', 'interval', '50 milliseconds', '1 millisecond', '10 seconds', false, 'longest sleep between two passes'),
+        ('run_log_retention', 'interval', '1 day', '1 minute', '3650 days', false, 'age at which rows of our own jobs are removed from cron.job_run_details')
+      ) as v (key, kind, default_value, min_value, max_value, per_queue, description);
 end;
-comment on function queen._setting_catalog() is 'Every setting there is: kind, default, bounds.';
+comment on function queen._setting_catalog() is
+  'Every setting there is: kind, default, bounds (for a choice the two values), and whether a queue may have its own.';
 
 -- PL/pgSQL, because its plans are kept for the session: a SQL function that cannot be inlined is parsed and planned again in
 -- each transaction.
@@ -67,12 +75,52 @@ select s.key,
        s.kind,
        s.min_value,
        s.max_value,
+       s.per_queue,
        s.description,
        c.updated_at,
        c.updated_by
   from queen._setting_catalog() s
   left join queen.config c on c.key = s.key;
 comment on view queen.settings is 'Every setting with its value in force, default and bounds. Change one with queen.configure(key, value).';
+
+create function queen._check_setting(p_argument text, p_key text, p_value text)
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, queen, pg_temp
+as $$
+declare
+  v_def record;
+  v_ok boolean;
+begin
+  select s.* into strict v_def from queen._setting_catalog() s where s.key = p_key;
+  begin
+    v_ok := case v_def.kind
+      when 'integer' then p_value::bigint between v_def.min_value::bigint and v_def.max_value::bigint
+      when 'interval' then p_value::interval between v_def.min_value::interval and v_def.max_value::interval
+      when 'choice' then p_value in (v_def.min_value, v_def.max_value)
+    end;
+  exception when data_exception then
+    v_ok := false;
+  end;
+  if not coalesce(v_ok, false) then
+    perform queen._refuse(p_argument, format('"%s" is no value for setting "%s"', p_value, p_key),
+      case v_def.kind
+        when 'choice' then format('Accepted are %s and %s; null restores the default %s.', v_def.min_value, v_def.max_value, v_def.default_value)
+        else format('Accepted is an %s from %s to %s; null restores the default %s.', v_def.kind, v_def.min_value, v_def.max_value, v_def.default_value)
+      end);
+  end if;
+end
+$$;
+comment on function queen._check_setting(text, text, text) is 'Refuses a value that is none for a known setting.';
+
+-- A queue may have its own value of some settings (queen.configure_queue).
+create function queen._option(p_options jsonb, p_key text)
+returns text
+language sql
+stable
+return coalesce(p_options ->> p_key, queen._setting(p_key));
+comment on function queen._option(jsonb, text) is 'The value in force of a setting for a queue with these options.';
 
 create function queen.configure(key text, value text)
 returns text
@@ -85,7 +133,6 @@ as $$
 declare
   v_def record;
   v_value text := configure.value;
-  v_ok boolean;
 begin
   select s.* into v_def from queen._setting_catalog() s where s.key = configure.key;
   if not found then
@@ -96,22 +143,7 @@ begin
     delete from queen.config c where c.key = configure.key;
     return v_def.default_value;
   end if;
-  begin
-    v_ok := case v_def.kind
-      when 'integer' then v_value::bigint between v_def.min_value::bigint and v_def.max_value::bigint
-      when 'interval' then v_value::interval between v_def.min_value::interval and v_def.max_value::interval
-      when 'mode' then v_value in ('lock', 'lease')
-    end;
-  exception when data_exception then
-    v_ok := false;
-  end;
-  if not coalesce(v_ok, false) then
-    perform queen._refuse('value', format('"%s" is no value for setting "%s"', v_value, configure.key),
-      case v_def.kind
-        when 'mode' then 'Accepted are lock and lease.'
-        else format('Accepted is an %s from %s to %s; null restores the default %s.', v_def.kind, v_def.min_value, v_def.max_value, v_def.default_value)
-      end);
-  end if;
+  perform queen._check_setting('value', configure.key, v_value);
   insert into queen.config as c (key, value, updated_at, updated_by)
   values (configure.key, v_value, queen._now(), session_user)
   on conflict on constraint config_pkey do update

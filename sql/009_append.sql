@@ -28,7 +28,9 @@ begin
   ), alloc as (
     update queen.log_partitions p
        set last_offset = p.last_offset + s.n,
-           last_created_at = greatest(p.last_created_at, p_at)
+           last_created_at = greatest(p.last_created_at, p_at),
+           hot = true,
+           due_at = coalesce(p.due_at, p_at + interval '1 minute')
       from seg s
      where p.id = s.pid
     returning p.id, p.last_offset - s.n + 1 as base, p.last_offset as tip, p.last_created_at as stamp

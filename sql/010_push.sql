@@ -117,8 +117,10 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
-  v_since timestamptz := queen._now() - queen._setting('txn_window')::interval;
+  v_since timestamptz;
 begin
+  select queen._now() - queen._option(q.options, 'txn_window')::interval into v_since
+    from queen.queues q where q.tenant_id = p_tenant and q.name = p_queue;
   select t.partition_id, p.name, t."offset", t.message_id, t.created_at
     into partition_id, name, "offset", message_id, created_at
     from queen.log_txns t

@@ -1,12 +1,73 @@
--- pop: a contiguous scan from committed + 1, one lease a partition.
+-- Which partitions a pop delivers, and the locks on their consumer rows.
 --
--- Peek, then lock: the partitions to deliver are chosen without locks, their consumer rows are taken with SKIP LOCKED,
--- so consumers of one group never wait for one another and hold only what they deliver. A delivery counts as an attempt
--- here, at the pop: a consumer that is killed each time still brings its message to the dead letters.
+-- Cost. A pop without a partition looks at two small sets: partitions that are hot (appended to since maintenance last
+-- looked) and consumer rows of its group that are behind. queen._cool moves a partition from the first to the second, so
+-- partitions that exist, or that other groups lag in, are never read.
+-- Peek, then lock: candidates are chosen without locks and taken with SKIP LOCKED, so consumers of one group never wait for
+-- one another, and hold only what they deliver.
+
+create function queen._pop_candidates(p_queue_id bigint, p_group text, p_max int, p_now timestamptz)
+returns table (partition_id bigint, fresh boolean, backlog bigint)
+language plpgsql
+volatile
+set search_path = pg_catalog, queen, pg_temp
+set enable_seqscan = off
+set enable_sort = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+  v_first bigint;
+  v_last bigint;
+  v_start bigint;
+begin
+  -- Beginning anywhere and going round once: consumers spread, and nobody starves behind the first partitions.
+  select least(min(h.lo), min(b.lo)), greatest(max(h.hi), max(b.hi)) into v_first, v_last
+    from (select (select p.id from queen.log_partitions p where p.queue_id = p_queue_id and p.hot order by p.id limit 1) as lo,
+                 (select p.id from queen.log_partitions p where p.queue_id = p_queue_id and p.hot order by p.id desc limit 1) as hi) h
+   cross join (select (select c.partition_id from queen.log_consumers c
+                        where c.queue_id = p_queue_id and c.consumer_group = p_group and c.behind order by c.partition_id limit 1) as lo,
+                      (select c.partition_id from queen.log_consumers c
+                        where c.queue_id = p_queue_id and c.consumer_group = p_group and c.behind order by c.partition_id desc limit 1) as hi) b;
+  if v_first is null then
+    return;
+  end if;
+  v_start := v_first + floor(random() * (v_last - v_first + 1))::bigint;
+  return query
+  select w.pid, w.fresh, w.backlog
+    from (values (v_start, v_last), (v_first, v_start - 1)) as r (lo, hi)
+   cross join lateral (
+         (select p.id as pid, c.partition_id is null as fresh, p.last_offset - coalesce(c.committed, p.log_start - 1) as backlog
+            from queen.log_partitions p
+            left join queen.log_consumers c on c.partition_id = p.id and c.consumer_group = p_group
+           where p.queue_id = p_queue_id and p.hot and p.id between r.lo and r.hi
+             and p.last_offset > coalesce(c.committed, p.log_start - 1)
+             and (c.lease_expires_at is null or c.lease_expires_at <= p_now)
+             and (c.retry_at is null or c.retry_at <= p_now)
+           order by p.id
+           limit p_max)
+         union all
+         (select p.id, false, p.last_offset - c.committed
+            from queen.log_consumers c
+            join queen.log_partitions p on p.id = c.partition_id
+           where c.queue_id = p_queue_id and c.consumer_group = p_group and c.behind and c.partition_id between r.lo and r.hi
+             and not p.hot
+             and p.last_offset > c.committed
+             and (c.lease_expires_at is null or c.lease_expires_at <= p_now)
+             and (c.retry_at is null or c.retry_at <= p_now)
+           order by c.partition_id
+           limit p_max)) w;
+end
+$$;
+comment on function queen._pop_candidates(bigint, text, int, timestamptz) is
+  'Partitions of a queue with something for a group that nobody has; at most twice p_max each way round. Takes no lock.';
 
 create function queen._pop_take(
     p_tenant uuid,
+    p_queue_id bigint,
     p_queue text,
+    p_options jsonb,
     p_group text,
     p_partition text,
     p_max int,
@@ -20,33 +81,34 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
-  v_queue bigint;
   v_pids bigint[];
   v_new bigint[];
 begin
-  select q.id into v_queue from queen.queues q where q.tenant_id = p_tenant and q.name = p_queue;
+  perform from queen.log_groups g where g.queue_id = p_queue_id and g.consumer_group = p_group;
   if not found then
-    return;
+    perform queen._join_group(p_queue_id, p_options, p_group, p_now);
+  end if;
+  if exists (select from queen.hotlist_repairs r where r.tenant_id = p_tenant and r.queue = p_queue and r.consumer_group = p_group) then
+    perform queen._repair(p_tenant, p_queue_id, p_queue, p_group);
   end if;
 
-  -- Enough partitions to fill the call, the least recently served first.
-  select array_agg(c.pid order by c.pid), array_agg(c.pid order by c.pid) filter (where c.fresh)
-    into v_pids, v_new
-    from (select w.pid, w.fresh, sum(w.backlog) over (order by w.served nulls first, w.pid) - w.backlog as before
-            from (select p.id as pid, c.partition_id is null as fresh, c.updated_at as served,
-                         p.last_offset - coalesce(c.committed, p.log_start - 1) as backlog
-                    from queen.log_partitions p
-                    left join queen.log_consumers c on c.partition_id = p.id and c.consumer_group = p_group
-                   where p.queue_id = v_queue
-                     and (p_partition is null or p.name = p_partition)
-                     and p.last_offset > coalesce(c.committed, p.log_start - 1)
-                     and (c.lease_expires_at is null or c.lease_expires_at <= p_now)
-                     and (c.retry_at is null or c.retry_at <= p_now)) w) c
-   where c.before < p_max;
+  if p_partition is not null then
+    select array_agg(p.id), array_agg(p.id) filter (where c.partition_id is null) into v_pids, v_new
+      from queen.log_partitions p
+      left join queen.log_consumers c on c.partition_id = p.id and c.consumer_group = p_group
+     where p.queue_id = p_queue_id and p.name = p_partition
+       and p.last_offset > coalesce(c.committed, p.log_start - 1);
+  else
+    select array_agg(c.partition_id order by c.partition_id),
+           array_agg(c.partition_id order by c.partition_id) filter (where c.fresh)
+      into v_pids, v_new
+      from (select w.partition_id, w.fresh, sum(w.backlog) over (rows unbounded preceding) - w.backlog as before
+              from queen._pop_candidates(p_queue_id, p_group, p_max, p_now) w) c
+     where c.before < p_max;
+  end if;
   if v_pids is null then
     return;
   end if;
-
   if v_new is not null then
     perform queen._pop_register(v_new, p_group, p_now);
   end if;
@@ -66,10 +128,10 @@ begin
    order by c.partition_id;
 end
 $$;
-comment on function queen._pop_take(uuid, text, text, text, int, timestamptz) is
+comment on function queen._pop_take(uuid, bigint, text, jsonb, text, text, int, timestamptz) is
   'Locks the consumer rows of partitions with something to deliver, enough of them for p_max messages.';
 
--- First contact of a group with partitions. An uncommitted first contact of another consumer would make the insert wait;
+-- First contact of a group with a partition. An uncommitted first contact of another consumer would make the insert wait;
 -- after 10 ms that partition is left to it.
 create function queen._pop_register(p_partitions bigint[], p_group text, p_now timestamptz)
 returns void
@@ -81,21 +143,10 @@ as $$
 declare
   v_pid bigint;
 begin
-  begin
-    insert into queen.log_consumers (partition_id, consumer_group, committed, updated_at)
-    select p.id, p_group, p.log_start - 1, p_now
-      from queen.log_partitions p
-     where p.id = any (p_partitions)
-     order by p.id
-    on conflict on constraint log_consumers_pkey do nothing;
-    return;
-  exception when lock_not_available then
-    null;
-  end;
   foreach v_pid in array p_partitions loop
     begin
-      insert into queen.log_consumers (partition_id, consumer_group, committed, updated_at)
-      select p.id, p_group, p.log_start - 1, p_now
+      insert into queen.log_consumers (partition_id, queue_id, consumer_group, committed, updated_at)
+      select p.id, p.queue_id, p_group, p.log_start - 1, p_now
         from queen.log_partitions p
        where p.id = v_pid
       on conflict on constraint log_consumers_pkey do nothing;

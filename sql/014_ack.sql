@@ -1,5 +1,6 @@
 -- ack, nack, extend. Each is one update of the consumer row, guarded by the lease: a holder whose lease is over, by time
--- or because a later pop replaced it, changes nothing.
+-- or because a later pop replaced it, changes nothing. last_offset is read after the row is locked, so a partition that
+-- queen._cool put behind in between stays so.
 
 create function queen._lease_lost(p_partition_id bigint, p_group text)
 returns queen.ack_result
@@ -70,8 +71,11 @@ begin
          attempts = case when ack.up_to = c.committed then c.attempts when ack.up_to < c.leased_to then 1 else 0 end,
          attempted_to = case when ack.up_to < c.leased_to then c.attempted_to else 0 end,
          last_error = case when ack.up_to = c.committed then c.last_error end,
+         behind = c.behind and coalesce(ack.up_to, c.leased_to) < p.last_offset,
          updated_at = v_now
-   where c.partition_id = v_pid
+    from queen.log_partitions p
+   where p.id = v_pid
+     and c.partition_id = v_pid
      and c.consumer_group = ack.consumer_group
      and c.lease_id = ack.lease_id
      and c.lease_expires_at > v_now
@@ -124,7 +128,8 @@ begin
   end if;
   v_now := queen._now();
 
-  if v_row.attempts >= queen._setting('delivery_max_attempts')::int then
+  if v_row.attempts >= (select queen._option(q.options, 'delivery_max_attempts')::int
+                          from queen.log_partitions p join queen.queues q on q.id = p.queue_id where p.id = v_pid) then
     perform queen._bury(v_pid, nack.consumer_group, v_row.committed + 1, v_row.attempts,
       coalesce(v_error, 'refused ' || v_row.attempts || ' times'), v_now);
     update queen.log_consumers c

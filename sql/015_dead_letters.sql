@@ -23,8 +23,11 @@ begin
     join queen.log_partitions p on p.id = r.partition_id
     join queen.queues q on q.id = p.queue_id;
   update queen.log_consumers c
-     set committed = p_offset, attempts = 0, attempted_to = 0, retry_at = null, last_error = null, updated_at = p_now
-   where c.partition_id = p_partition_id
+     set committed = p_offset, attempts = 0, attempted_to = 0, retry_at = null, last_error = null, updated_at = p_now,
+         behind = c.behind and p_offset < p.last_offset
+    from queen.log_partitions p
+   where p.id = p_partition_id
+     and c.partition_id = p_partition_id
      and c.consumer_group = p_group;
 end
 $$;

@@ -58,7 +58,8 @@ begin
   end if;
   perform cron.unschedule(j.jobid)
      from cron.job j
-    where j.database = current_database() and j.jobname like 'pg\_queen %';
+    where j.database = current_database() and j.jobname like 'pg\_queen worker %'
+      and substring(j.jobname from '[0-9]+$')::int >= start.workers;
   for v_job in
     select 'pg_queen worker ' || n as name, v_schedule as schedule, format('CALL queen.sweep(null, %s, %s)', n, start.workers) as command
       from generate_series(0, start.workers - 1) n
@@ -66,14 +67,22 @@ begin
     -- Right after a start of the server, until the minute jobs take over.
     select 'pg_queen boot', '@reboot', format('CALL queen.sweep(null, %s, %s)', start.workers, start.workers + 1)
      where v_schedule = '* * * * *'
+    union all
+    select 'pg_queen maintenance', '* * * * *', 'CALL queen.maintain()'
   loop
-    perform cron.schedule(v_job.name, v_job.schedule, v_job.command);
+    -- A job that is as it should be is left alone, so that calling this again disturbs nothing.
+    if not exists (select from cron.job j
+                    where j.database = current_database() and j.jobname = v_job.name and j.schedule = v_job.schedule
+                      and j.command = v_job.command and j.active and j.username = current_user) then
+      perform cron.schedule(v_job.name, v_job.schedule, v_job.command);
+    end if;
     return next v_job.name;
   end loop;
 end
 $$;
 comment on function queen.start(int) is
-  'Makes the pg_cron jobs that fire timers, replacing those that are there. Arguments: workers, 1 to 16, one job each. Returns'
+  'Makes the pg_cron jobs: workers that fire timers, maintenance, and one for the start of the server. Calling it again with'
+  ' another number changes their number. Arguments: workers, 1 to 16, one job each. Returns'
   ' the names of the jobs. They run as the owner of pg_queen. With pg_cron 1.4 the first run begins on the next full minute,'
   ' and at once after a start of the server. Errors: 22023; QN001 when pg_cron is missing or in another database, with the'
   ' way out in the hint.';

@@ -1,6 +1,6 @@
 -- Who may do what. PUBLIC nothing; internal functions nobody but the owner; tables nobody but queen_admin, who reads.
--- queen._sweep_begin, _sweep_step and _sweep_finish are executable by queen_admin because queen.sweep, a
--- procedure that commits, can only run as its caller.
+-- queen._sweep_begin, _sweep_step, _sweep_finish and _maintain_step are executable by queen_admin because queen.sweep and
+-- queen.maintain, procedures that commit, can only run as their caller.
 
 revoke all on all functions in schema queen from public;
 revoke all on all procedures in schema queen from public;
@@ -18,9 +18,9 @@ begin
 end
 $$;
 
-grant usage on type queen.timer_verdict, queen.timer to queen_producer, queen_reader, queen_admin;
+grant usage on type queen.timer_verdict, queen.timer, queen.dead_letter to queen_producer, queen_reader, queen_admin;
 grant usage on type queen.push_result to queen_producer, queen_admin;
-grant usage on type queen.message, queen.ack_result to queen_consumer, queen_admin;
+grant usage on type queen.message, queen.segment_slice, queen.ack_result, queen.dead_letter to queen_consumer, queen_admin;
 grant usage on type queen._sweep_state to queen_admin;
 
 grant execute on function
@@ -35,6 +35,9 @@ grant execute on function
   queen.push_many(text, jsonb[], text, text[], uuid)
 to queen_producer;
 
+-- It acknowledges and sends, so it takes both roles; whoever has both may execute it through either.
+grant execute on function queen.transaction(jsonb, uuid) to queen_admin;
+
 -- A producer looks at what it scheduled and asks what was sent; a reader looks at everything.
 grant execute on function
   queen.peek(text, text, uuid),
@@ -46,15 +49,23 @@ grant execute on function
   queen.pop(text, text, int, interval, text, boolean, uuid),
   queen.ack(text, text, text, uuid, bigint, uuid),
   queen.nack(text, text, text, uuid, text, interval, uuid),
-  queen.extend(text, text, text, uuid, interval, uuid)
+  queen.extend(text, text, text, uuid, interval, uuid),
+  queen.pop_segments(text, text, int, interval, text, boolean, uuid),
+  queen.seek(text, text, bigint, timestamptz, text, uuid)
 to queen_consumer;
 
+grant execute on function queen.dlq_list(text, uuid, int, uuid) to queen_consumer, queen_reader;
+grant execute on function queen.dlq_requeue(text, uuid[], uuid), queen.dlq_purge(text, uuid[], uuid) to queen_consumer;
+
 grant execute on function queen.status() to queen_reader, queen_producer, queen_consumer;
-grant select on queen.settings to queen_reader, queen_admin;
+grant select on queen.settings, queen.lagging_groups, queen.expired_leases to queen_reader, queen_admin;
 grant execute on function queen._setting_catalog() to queen_reader, queen_admin;
 
 grant execute on function
   queen.configure(text, text),
+  queen.configure_queue(text, jsonb, uuid),
+  queen.drop_queue(text, uuid),
+  queen.drop_group(text, text, uuid),
   queen.fire_due(int),
   queen.log_timers_due(smallint[]),
   queen.log_timers_claim(smallint[], interval, int, int),
@@ -64,9 +75,10 @@ grant execute on function
   queen.stop(),
   queen._sweep_begin(interval, int, int),
   queen._sweep_step(queen._sweep_state),
-  queen._sweep_finish(queen._sweep_state)
+  queen._sweep_finish(queen._sweep_state),
+  queen._maintain_step(text, bigint)
 to queen_admin;
-grant execute on procedure queen.sweep(interval, int, int) to queen_admin;
+grant execute on procedure queen.sweep(interval, int, int), queen.maintain(interval) to queen_admin;
 
 grant select on all tables in schema queen to queen_admin;
 revoke all on queen._timers_by_time from queen_admin;

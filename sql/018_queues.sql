@@ -1,0 +1,93 @@
+-- configure_queue and drop_queue.
+
+create function queen.configure_queue(queue text, options jsonb, tenant uuid default null)
+returns jsonb
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, queen, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  v_tenant uuid := queen._check_tenant(configure_queue.tenant);
+  v_option record;
+  v_kept jsonb;
+begin
+  perform queen._check_name('queue', configure_queue.queue);
+  if jsonb_typeof(configure_queue.options) is distinct from 'object' then
+    perform queen._refuse('options', case when configure_queue.options is null then 'must not be null' else 'is no object' end,
+      'Accepted is {"option": value, ...}; {} changes nothing and returns the options in force.');
+  end if;
+  for v_option in
+    select o.key, o.value, configure_queue.options ->> o.key as plain, s.key is not null as known
+      from jsonb_each(configure_queue.options) o
+      left join queen._setting_catalog() s on s.key = o.key and s.per_queue
+     order by o.key
+  loop
+    if not v_option.known then
+      perform queen._refuse('options', format('"%s" is no option of a queue', v_option.key),
+        format('Accepted are %s.', (select string_agg(s.key, ', ' order by s.key) from queen._setting_catalog() s where s.per_queue)));
+    end if;
+    if jsonb_typeof(v_option.value) not in ('string', 'number', 'boolean', 'null') then
+      perform queen._refuse('options', format('"%s" is a JSON %s', v_option.key, jsonb_typeof(v_option.value)), 'Accepted is a string, a number, true, false, or null.');
+    end if;
+    if v_option.plain is not null then
+      perform queen._check_setting('options', v_option.key, v_option.plain);
+    end if;
+  end loop;
+  insert into queen.queues as q (tenant_id, name, options, created_at)
+  values (v_tenant, configure_queue.queue, jsonb_strip_nulls(configure_queue.options), queen._now())
+  on conflict on constraint queues_name_key do update
+     set options = jsonb_strip_nulls(q.options || configure_queue.options)
+  returning q.options into v_kept;
+  return (select jsonb_object_agg(s.key, coalesce(v_kept ->> s.key, queen._setting(s.key)))
+            from queen._setting_catalog() s where s.per_queue);
+end
+$$;
+comment on function queen.configure_queue(text, jsonb, uuid) is
+  'Sets options of a queue, made if missing. Arguments: queue; options, an object of settings that queen.settings marks'
+  ' per_queue, null restores the setting''s value, {} only looks; tenant. Returns the options in force. Errors: 22023, QN002.';
+
+create function queen.drop_queue(queue text, tenant uuid default null)
+returns jsonb
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, queen, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  v_tenant uuid := queen._check_tenant(drop_queue.tenant);
+  v_queue bigint;
+  v_pids bigint[];
+  v_timers bigint;
+  v_letters bigint;
+  v_messages bigint;
+  v_groups bigint;
+begin
+  perform queen._check_name('queue', drop_queue.queue);
+  delete from queen.log_timers t where t.tenant_id = v_tenant and t.queue = drop_queue.queue;
+  get diagnostics v_timers = row_count;
+  select q.id into v_queue from queen.queues q where q.tenant_id = v_tenant and q.name = drop_queue.queue for update;
+  select array_agg(l.id), coalesce(sum(l.last_offset - l.log_start + 1), 0) into v_pids, v_messages
+    from (select p.id, p.last_offset, p.log_start from queen.log_partitions p where p.queue_id = v_queue order by p.id for update) l;
+  delete from queen.log_consumers c where c.partition_id = any (v_pids);
+  delete from queen.log_segments s where s.partition_id = any (v_pids);
+  delete from queen.log_txns t where t.partition_id = any (v_pids);
+  delete from queen.log_dlq d where d.tenant_id = v_tenant and d.queue = drop_queue.queue;
+  get diagnostics v_letters = row_count;
+  delete from queen.hotlist_repairs r where r.tenant_id = v_tenant and r.queue = drop_queue.queue;
+  delete from queen.log_groups g where g.queue_id = v_queue;
+  get diagnostics v_groups = row_count;
+  delete from queen.log_partitions p where p.id = any (v_pids);
+  delete from queen.queues q where q.id = v_queue;
+  return jsonb_build_object('queue', drop_queue.queue, 'existed', v_queue is not null, 'timers', v_timers,
+    'partitions', coalesce(cardinality(v_pids), 0), 'messages', v_messages, 'groups', v_groups, 'dead_letters', v_letters);
+end
+$$;
+comment on function queen.drop_queue(text, uuid) is
+  'Drops a queue whole: its pending timers, partitions, messages, groups, dead letters and options, in one transaction.'
+  ' Arguments: queue, tenant. Returns what was dropped: {"queue", "existed", "timers", "partitions", "messages", "groups",'
+  ' "dead_letters"}. A timer scheduled afterwards, or under way in another transaction, makes the queue again. Errors: 22023,'
+  ' QN002.';
