@@ -7,6 +7,7 @@ returns void
 language plpgsql
 volatile
 set search_path = pg_catalog, queen, pg_temp
+set lock_timeout = '10ms'
 as $$
 declare
   v_new boolean := queen._option(p_options, 'start_at') = 'new';
@@ -26,6 +27,9 @@ begin
      and (v_new or not p.hot)
    order by p.id
   on conflict on constraint log_consumers_pkey do nothing;
+exception when lock_not_available then
+  -- Another consumer's open transaction is entering the group: what is hot can be read meanwhile.
+  null;
 end
 $$;
 comment on function queen._join_group(bigint, jsonb, text, timestamptz) is

@@ -218,7 +218,8 @@ begin
             join queen.log_timers t on t.ctid = r.tid
            where g.why not in ('missing', 'busy', 'away')
              and t.visible_at <= p_now
-             and t.tenant_id = g.tenant_id and t.queue = g.queue and t."partition" = g.part
+             and t.tenant_id is not distinct from g.tenant_id and t.queue is not distinct from g.queue
+             and t."partition" is not distinct from g.part
              for update of t skip locked) h;
   if v_tids is null then
     return 0;

@@ -2,6 +2,8 @@
 -- it is free. Both moves are made behind the gate (024_busy.sql) with no pass under way, and keep the rows in order: the
 -- n-th gets a visible_at n microseconds behind the first. Whatever comes due for that partition meanwhile joins the end.
 --
+-- Names are compared with IS NOT DISTINCT FROM, so that rows are found by ctid or by time, never by the primary key.
+--
 -- Cost: two writes a row and an episode, however long it lasts. (Rows that moved by a fixed second would be written again
 -- each second.) A worker that dies leaves rows that are due again after 10 s by themselves.
 
@@ -43,7 +45,8 @@ begin
       from unnest(p_group.tids) with ordinality as u (tid, ord)
       join queen.log_timers t on t.ctid = u.tid
      where t.visible_at <= p_now
-       and t.tenant_id = p_group.tenant_id and t.queue = p_group.queue and t."partition" = p_group.part
+       and t.tenant_id is not distinct from p_group.tenant_id and t.queue is not distinct from p_group.queue
+       and t."partition" is not distinct from p_group.part
        for update of t skip locked
   ), moved as (
     update queen.log_timers t
@@ -109,7 +112,8 @@ begin
         from generate_series(0, 63) as s (shard)
         join queen.log_timers t on t.shard = s.shard::smallint
        where t.visible_at >= v_busy.away_from and t.visible_at <= v_busy.away_to
-         and t.tenant_id = v_busy.tenant_id and t.queue = v_busy.queue and t."partition" = v_busy."partition"
+         and t.tenant_id is not distinct from v_busy.tenant_id and t.queue is not distinct from v_busy.queue
+         and t."partition" is not distinct from v_busy."partition"
          and t.claim_token is null and t.deliver_at <= p_now
          for update of t skip locked
     ), moved as (
