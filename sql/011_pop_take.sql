@@ -38,22 +38,22 @@ begin
   select w.pid, w.fresh, w.backlog
     from (values (v_start, v_last), (v_first, v_start - 1)) as r (lo, hi)
    cross join lateral (
-         (select p.id as pid, c.partition_id is null as fresh, p.last_offset - coalesce(c.committed, p.log_start - 1) as backlog
+         (select p.id as pid, c.partition_id is null as fresh, p.last_offset - greatest(c.committed, p.log_start - 1) as backlog
             from queen.log_partitions p
             left join queen.log_consumers c on c.partition_id = p.id and c.consumer_group = p_group
            where p.queue_id = p_queue_id and p.hot and p.id between r.lo and r.hi
-             and p.last_offset > coalesce(c.committed, p.log_start - 1)
+             and p.last_offset > greatest(c.committed, p.log_start - 1)
              and (c.lease_expires_at is null or c.lease_expires_at <= p_now)
              and (c.retry_at is null or c.retry_at <= p_now)
            order by p.id
            limit p_max)
          union all
-         (select p.id, false, p.last_offset - c.committed
+         (select p.id, false, p.last_offset - greatest(c.committed, p.log_start - 1)
             from queen.log_consumers c
             join queen.log_partitions p on p.id = c.partition_id
            where c.queue_id = p_queue_id and c.consumer_group = p_group and c.behind and c.partition_id between r.lo and r.hi
              and not p.hot
-             and p.last_offset > c.committed
+             and p.last_offset > greatest(c.committed, p.log_start - 1)
              and (c.lease_expires_at is null or c.lease_expires_at <= p_now)
              and (c.retry_at is null or c.retry_at <= p_now)
            order by c.partition_id
@@ -97,7 +97,7 @@ begin
       from queen.log_partitions p
       left join queen.log_consumers c on c.partition_id = p.id and c.consumer_group = p_group
      where p.queue_id = p_queue_id and p.name = p_partition
-       and p.last_offset > coalesce(c.committed, p.log_start - 1);
+       and p.last_offset > greatest(c.committed, p.log_start - 1);
   else
     select array_agg(c.partition_id order by c.partition_id),
            array_agg(c.partition_id order by c.partition_id) filter (where c.fresh)
@@ -124,7 +124,7 @@ begin
            order by l.partition_id
              for update skip locked) c
     join queen.log_partitions p on p.id = c.partition_id
-   where p.last_offset > c.committed
+   where p.last_offset > greatest(c.committed, p.log_start - 1)
    order by c.partition_id;
 end
 $$;

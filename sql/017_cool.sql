@@ -53,18 +53,18 @@ begin
      order by c.partition_id, c.consumer_group
        for update skip locked
   ), whole as materialized (
-    select p.id, p.last_offset
+    select p.id, p.last_offset, p.log_start
       from queen.log_partitions p
      where p.id = any (v_pids)
        and (select count(*) from held h where h.partition_id = p.id)
          = (select count(*) from queen.log_consumers c where c.partition_id = p.id)
   ), marked as (
     update queen.log_consumers c
-       set behind = h.committed < w.last_offset
+       set behind = greatest(h.committed, w.log_start - 1) < w.last_offset
       from held h
       join whole w on w.id = h.partition_id
      where c.partition_id = h.partition_id and c.consumer_group = h.consumer_group
-       and h.behind <> (h.committed < w.last_offset)
+       and h.behind <> (greatest(h.committed, w.log_start - 1) < w.last_offset)
   ), cold as (
     update queen.log_partitions p set hot = false from whole w where p.id = w.id returning 1
   )
