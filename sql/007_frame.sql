@@ -57,10 +57,11 @@ $$;
 comment on function queen._segment_pack(bytea, int) is 'Frames as a segment blob: 12 bytes of header and one zstandard frame.';
 
 create function queen._segment_unpack(
-    p_blobs bytea[],
-    p_bases bigint[],
+    p_blob bytea,
+    p_base bigint,
     p_from bigint,
-    p_to bigint)
+    p_to bigint,
+    p_place text)
 returns table ("offset" bigint, message_id uuid, txn text, producer_sub text, deliver_at_us bigint, encrypted boolean, payload bytea)
 language plpython3u
 immutable
@@ -73,30 +74,39 @@ import zstandard
 head = struct.Struct(">2sBBII")
 u32, u16, i64 = struct.Struct(">I").unpack_from, struct.Struct(">H").unpack_from, struct.Struct(">q").unpack_from
 
-for blob, base in zip(p_blobs, p_bases):
-    if len(blob) < head.size:
-        plpy.error("segment is damaged: too short", sqlstate="QN010")
-    magic, version, codec, count, raw_length = head.unpack_from(blob)
-    if magic != b"QS" or version != 1 or codec != 1:
-        plpy.error("segment is damaged: unknown header", sqlstate="QN010")
+
+def damaged(why):
+    plpy.error(
+        "segment at offset %d of %s is damaged: %s" % (p_base, p_place, why),
+        hint="Restore it, or let each group skip it: queen.seek with to_offset behind its end (queen.log_segments.end_offset + 1).",
+        sqlstate="QN010",
+    )
+
+
+if len(p_blob) < head.size:
+    damaged("too short")
+magic, version, codec, count, raw_length = head.unpack_from(p_blob)
+if magic != b"QS" or version != 1 or codec != 1:
+    damaged("unknown header")
+body = p_blob[head.size :]
+try:
     # The frame states its own size; a lie about it must not allocate.
-    try:
-        if zstandard.frame_content_size(blob[head.size :]) != raw_length:
-            plpy.error("segment is damaged: sizes differ", sqlstate="QN010")
-        raw = zstandard.ZstdDecompressor().decompress(blob[head.size :], max_output_size=raw_length)
-    except zstandard.ZstdError as error:
-        plpy.error("segment is damaged: %s" % error, sqlstate="QN010")
-    at = 0
-    for offset in range(base, min(base + count, p_to + 1)):
-        size = u32(raw, at)[0]
-        at += 4
-        end = at + size
+    if zstandard.frame_content_size(body) != raw_length:
+        damaged("sizes differ")
+    raw = zstandard.ZstdDecompressor().decompress(body, max_output_size=raw_length)
+except zstandard.ZstdError as error:
+    damaged(error)
+messages = []
+at = 0
+try:
+    for offset in range(p_base, min(p_base + count, p_to + 1)):
+        end = at + 4 + u32(raw, at)[0]
         if offset >= p_from:
-            flags = raw[at]
-            mid = raw[at + 1 : at + 17].hex()
+            flags = raw[at + 4]
+            mid = raw[at + 5 : at + 21].hex()
             mid = "%s-%s-%s-%s-%s" % (mid[:8], mid[8:12], mid[12:16], mid[16:20], mid[20:])
-            p = at + 19
-            n = u16(raw, at + 17)[0]
+            p = at + 23
+            n = u16(raw, at + 21)[0]
             if n:
                 txn = raw[p : p + n].decode()
                 p += n
@@ -110,11 +120,15 @@ for blob, base in zip(p_blobs, p_bases):
             if flags & 2:
                 due = i64(raw, p)[0]
                 p += 8
-            yield (offset, mid, txn, sub, due, flags & 1 == 1, raw[p:end])
+            messages.append((offset, mid, txn, sub, due, flags & 1 == 1, raw[p:end]))
         at = end
+except (struct.error, IndexError, UnicodeDecodeError) as error:
+    damaged(error)
+return messages
 $$;
-comment on function queen._segment_unpack(bytea[], bigint[], bigint, bigint) is
-  'Messages of some segments of one partition from one offset to another, in order. Errors: QN010 for a damaged segment.';
+comment on function queen._segment_unpack(bytea, bigint, bigint, bigint, text) is
+  'Messages of a segment from one offset to another, in order. p_place names the partition in an error. Errors: QN010 for a'
+  ' damaged segment.';
 
 -- What is wrong with a stored payload, or null. max_output_size bounds the memory whatever the frame says of itself.
 create function queen._payload_zstd_problem(p_payload bytea, p_max bigint)

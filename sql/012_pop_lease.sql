@@ -13,18 +13,18 @@ comment on type queen._batch is 'What one pop takes.';
 
 -- How far a batch may go so that its frames stay within p_max_bytes; always at least the segment of the first message.
 create function queen._byte_cut(p_partition bigint, p_from bigint, p_to bigint, p_max_bytes bigint)
-returns bigint
+returns table (cut bigint, bytes bigint)
 language plpgsql
 stable
+rows 1
 set search_path = pg_catalog, queen, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
 declare
   v_segment record;
-  v_bytes bigint := 0;
-  v_end bigint;
 begin
+  bytes := 0;
   for v_segment in
     select g.end_offset, g.raw_bytes
       from queen.log_segments g
@@ -32,15 +32,17 @@ begin
        and g.end_offset >= p_from
      order by g.end_offset
   loop
-    v_bytes := v_bytes + v_segment.raw_bytes;
-    exit when v_bytes > p_max_bytes and v_end is not null;
-    v_end := v_segment.end_offset;
-    exit when v_end >= p_to;
+    exit when bytes + v_segment.raw_bytes > p_max_bytes and cut is not null;
+    bytes := bytes + v_segment.raw_bytes;
+    cut := v_segment.end_offset;
+    exit when cut >= p_to;
   end loop;
-  return least(coalesce(v_end, p_to), p_to);
+  cut := least(coalesce(cut, p_to), p_to);
+  return next;
 end
 $$;
-comment on function queen._byte_cut(bigint, bigint, bigint, bigint) is 'Last offset of a batch that is bounded in bytes.';
+comment on function queen._byte_cut(bigint, bigint, bigint, bigint) is
+  'Last offset of a batch that is bounded in bytes, and the bytes of the segments to read; always at least one segment.';
 
 create function queen._pop_lease(
     p_tenant uuid,
@@ -99,15 +101,13 @@ begin
       v_head := v_head + 1;
       v_attempts := 0;
     end if;
-    if v_left <= 0 or v_head > v_row.last_offset then
+    if v_left <= 0 or v_head > v_row.last_offset or (v_max_bytes <= 0 and v_batch.partitions is not null) then
       continue;
     end if;
     -- The last delivery that is allowed carries the head alone: its neighbours are not buried for its sake.
     v_to := case when v_attempts > 0 and v_attempts = v_limit - 1 then v_head
                  else least(v_row.last_offset, v_head + v_left - 1) end;
-    if v_to > v_head then
-      v_to := queen._byte_cut(v_row.partition_id, v_head, v_to, v_max_bytes);
-    end if;
+    select b.cut, v_max_bytes - b.bytes into v_to, v_max_bytes from queen._byte_cut(v_row.partition_id, v_head, v_to, v_max_bytes) b;
     v_left := v_left - (v_to - v_head + 1)::int;
     v_batch.partitions := v_batch.partitions || v_row.partition_id;
     v_batch.froms := v_batch.froms || v_head;

@@ -17,13 +17,16 @@ begin
   select w.pid, u."offset", s.created_at, u.message_id, u.txn, u.producer_sub, u.deliver_at_us, u.encrypted, u.payload
     from unnest(p_partitions, p_from, p_to) as w (pid, lo, hi)
    cross join lateral (
+         select format('partition "%s" of queue "%s"', p.name, q.name) as place
+           from queen.log_partitions p join queen.queues q on q.id = p.queue_id where p.id = w.pid) l
+   cross join lateral (
          select g.base_offset, g.blob, g.created_at
            from queen.log_segments g
           where g.partition_id = w.pid
             and g.end_offset >= w.lo
             and g.end_offset <= (select min(x.end_offset) from queen.log_segments x where x.partition_id = w.pid and x.end_offset >= w.hi)
           order by g.end_offset) s
-   cross join lateral queen._segment_unpack(array[s.blob], array[s.base_offset], w.lo, w.hi) u;
+   cross join lateral queen._segment_unpack(s.blob, s.base_offset, w.lo, w.hi, l.place) u;
 end
 $$;
 comment on function queen._read(bigint[], bigint[], bigint[]) is 'The messages from one offset to another, of several partitions.';
@@ -55,6 +58,23 @@ comment on function queen._pop_messages(text, queen._batch, boolean) is
   'The messages of a pop. p_careful: JSON that cannot be read comes as payload_bytes instead of an error, at the price of a'
   ' subtransaction a message.';
 
+-- A partition whose next segment is damaged must not stop a pop of any partition: it is set aside for a minute.
+create function queen._pop_aside(p_partition_id bigint, p_group text, p_committed bigint, p_error text)
+returns void
+language plpgsql
+volatile
+set search_path = pg_catalog, queen, pg_temp
+as $$
+begin
+  update queen.log_consumers c
+     set committed = p_committed, leased_to = null, lease_id = null, lease_expires_at = null, attempts = 0, attempted_to = 0,
+         retry_at = queen._now() + interval '1 minute', last_error = p_error
+   where c.partition_id = p_partition_id and c.consumer_group = p_group;
+  raise warning using errcode = 'QN010', message = p_error, hint = 'The partition is passed over for a minute; pop it by name to see the error.';
+end
+$$;
+comment on function queen._pop_aside(bigint, text, bigint, text) is 'Passes over a partition with a damaged segment, with a warning.';
+
 create function queen.pop(
     queue text,
     consumer_group text default 'default',
@@ -79,11 +99,25 @@ begin
   end if;
   begin
     return query select m.* from queen._pop_messages(pop.queue, v_batch, false) m;
-  exception when data_exception then
-    -- Something stored as JSON is none. (A function in the from clause is read whole before its first row is handed on,
-    -- so nothing has been returned yet.)
-    return query select m.* from queen._pop_messages(pop.queue, v_batch, true) m;
+    return;
+  exception when data_exception or sqlstate 'QN010' then
+    -- Something stored as JSON is none, or a segment is damaged. (A function in the from clause is read whole before its
+    -- first row is handed on, so nothing has been returned yet.)
+    null;
   end;
+  for i in 1..cardinality(v_batch.partitions) loop
+    begin
+      return query
+      select m.*
+        from queen._pop_messages(pop.queue, row(v_batch.lease_id, v_batch.partitions[i:i], v_batch.froms[i:i], v_batch.tos[i:i],
+               v_batch.tries[i:i], v_batch.tried_tos[i:i])::queen._batch, true) m;
+    exception when sqlstate 'QN010' then
+      if pop."partition" is not null then
+        raise;
+      end if;
+      perform queen._pop_aside(v_batch.partitions[i], pop.consumer_group, v_batch.froms[i] - 1, sqlerrm);
+    end;
+  end loop;
 end
 $$;
 comment on function queen.pop(text, text, int, interval, text, boolean, uuid) is
@@ -92,7 +126,7 @@ comment on function queen.pop(text, text, int, interval, text, boolean, uuid) is
   ' Returns messages in offset order within a partition, those of several partitions one after the other, all with one'
   ' lease_id; acknowledge each partition with queen.ack. No row when there is nothing, or no such queue. A message whose'
   ' lease ends without an ack comes again, up to delivery_max_attempts, then goes to the dead letters; the last delivery'
-  ' carries it alone. Errors: 22023, QN002, QN010 (a damaged segment).';
+  ' carries it alone. Errors: 22023, QN002, QN010 (a damaged segment; without partition a warning, and the others are delivered).';
 
 create type queen.segment_slice as (
     queue            text,

@@ -23,3 +23,21 @@ comment on column queen.log_busy.since is 'when its timers stepped out first';
 comment on column queen.log_busy.away_from is 'visible_at of the first that stepped out; when it is past, they are simply due again';
 comment on column queen.log_busy.away_to is 'visible_at of the last; the next to step out goes behind it';
 comment on column queen.log_busy.tried_at is 'when the partition was last tried';
+
+create function queen._gate(p_alone boolean)
+returns void
+language plpgsql
+volatile
+set search_path = pg_catalog, queen, pg_temp
+set lock_timeout = '2s'
+as $$
+begin
+  -- Held by sweepers alone, for one pass or one move: waiting for it is waiting for a colleague.
+  if p_alone then
+    lock table queen.log_busy in exclusive mode;
+  else
+    lock table queen.log_busy in row exclusive mode;
+  end if;
+end
+$$;
+comment on function queen._gate(boolean) is 'Passes go through side by side; p_alone: nobody else while rows move. To the end of the transaction.';

@@ -29,7 +29,7 @@ create type queen._group as (
     queue     text,
     part      text,
     pid       bigint,
-    why       text,             -- null: to be fired; missing, away, busy; else the fault of its name
+    why       text,             -- null: to be fired; missing, away, busy, other; else the fault of its name
     tids      tid[],            -- its rows in the order of their fire, and of each
     sizes     int[],            --   the bytes
     visible   timestamptz[]     --   and visible_at
@@ -42,7 +42,8 @@ create type queen._pass as (
     bound   timestamptz,    -- nothing due lies before this but rows somebody holds
     more    boolean,        -- work was left for lack of room
     late    bigint[],       -- how many by lateness: queen._late_bounds()
-    stuck   queen._group[]  -- groups left out: missing (to be born), busy (partition locked), away (stepped out)
+    stuck   queen._group[]  -- groups left out: missing (to be born), busy (partition locked), away (stepped out),
+                            -- other (another worker's share)
 );
 comment on type queen._pass is 'What one pass of the fire did and what it left.';
 
@@ -84,7 +85,7 @@ begin
   v_pass.fired := 0;
   v_pass.failed := 0;
   v_pass.more := false;
-  lock table queen.log_busy in row exclusive mode;
+  perform queen._gate(false);
 
   loop
     with seen as materialized (
@@ -129,6 +130,15 @@ begin
     return v_pass;
   end if;
 
+  -- A worker keeps to partitions of its own share while they have something due, and helps with the others when not: so
+  -- workers with a backlog do not queue on one another.
+  if p_workers > 1 and exists (select from unnest(v_groups) g where g.why is null and g.pid % p_workers = p_worker) then
+    select array_agg(row(g.tenant_id, g.queue, g.part, g.pid,
+             case when g.why is null and g.pid % p_workers <> p_worker then 'other' else g.why end,
+             g.tids, g.sizes, g.visible)::queen._group)
+      into v_groups
+      from unnest(v_groups) g;
+  end if;
   select array_agg(l.id) into v_locked
     from (select p.id
             from queen.log_partitions p
@@ -137,13 +147,13 @@ begin
              for update skip locked) l;
 
   -- Which rows: all of the groups that can be fired, or, when that is too much for one pass, a prefix of each: tenants
-  -- take turns, within one it goes by time. A worker prefers partitions of its own share.
+  -- take turns, within one it goes by time.
   select array_agg(row(g.tenant_id, g.queue, g.part, g.pid,
            case when g.why is null and (g.pid = any (v_locked)) is not true then 'busy' else g.why end,
            g.tids, g.sizes, g.visible)::queen._group)
     into v_groups
     from unnest(v_groups) g;
-  select array_agg(g.* ) filter (where g.why in ('missing', 'busy', 'away'))
+  select array_agg(g.*) filter (where g.why in ('missing', 'busy', 'away', 'other'))
     into v_pass.stuck
     from unnest(v_groups) g;
 
@@ -158,7 +168,7 @@ begin
      where g.why is null;
   else
     with due as (
-      select r.tid, r.bytes, r.visible_at, r.ord, g.pid, g.n, (g.pid % greatest(p_workers, 1)) = p_worker as mine,
+      select r.tid, r.bytes, r.visible_at, r.ord, g.pid, g.n,
              row_number() over (partition by g.tenant_id order by r.visible_at, g.n, r.ord) as turn
         from unnest(v_groups) with ordinality as g (tenant_id, queue, part, pid, why, tids, sizes, visible, n)
        cross join lateral unnest(g.tids, g.sizes, g.visible) with ordinality as r (tid, bytes, visible_at, ord)
@@ -166,7 +176,7 @@ begin
     ), placed as (
       select d.tid, d.pid, d.visible_at, d.n, d.ord, row_number() over w as place, sum(d.bytes) over w as total
         from due d
-      window w as (order by not d.mine, d.turn, d.visible_at, d.n, d.ord rows unbounded preceding)
+      window w as (order by d.turn, d.visible_at, d.n, d.ord rows unbounded preceding)
     ), chosen as (
       select p.tid, p.pid, p.visible_at, p.n, p.ord, p.place <= p_max_rows and (p.total <= p_max_bytes or p.place = 1) as taken
         from placed p
@@ -208,7 +218,7 @@ declare
   v_tids tid[];
   v_why text[];
 begin
-  if not exists (select from unnest(p_groups) g where g.why not in ('missing', 'busy', 'away')) then
+  if not exists (select from unnest(p_groups) g where g.why not in ('missing', 'busy', 'away', 'other')) then
     return 0;
   end if;
   select array_agg(h.tid), array_agg(h.why) into v_tids, v_why
@@ -216,7 +226,7 @@ begin
             from unnest(p_groups) g
            cross join lateral unnest(g.tids) as r (tid)
             join queen.log_timers t on t.ctid = r.tid
-           where g.why not in ('missing', 'busy', 'away')
+           where g.why not in ('missing', 'busy', 'away', 'other')
              and t.visible_at <= p_now
              and t.tenant_id is not distinct from g.tenant_id and t.queue is not distinct from g.queue
              and t."partition" is not distinct from g.part

@@ -21,7 +21,7 @@ declare
   v_from timestamptz;
   v_moved int;
 begin
-  lock table queen.log_busy in exclusive mode;
+  perform queen._gate(true);
   select b.* into v_busy from queen.log_busy b
    where b.tenant_id = p_group.tenant_id and b.queue = p_group.queue and b."partition" = p_group.part;
   if v_busy.away_from > p_now then
@@ -105,7 +105,7 @@ begin
   if cardinality(v_free) = 0 then
     return 0;
   end if;
-  lock table queen.log_busy in exclusive mode;
+  perform queen._gate(true);
   foreach v_busy in array v_free loop
     with held as materialized (
       select t.ctid as tid

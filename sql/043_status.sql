@@ -9,11 +9,14 @@ stable
 security definer
 rows 1
 set search_path = pg_catalog, queen, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
   v_now timestamptz := queen._now();
   v_due record;
+  v_busy queen.log_busy;
 begin
   select e.extversion into version from pg_extension e where e.extname = 'pg_queen';
   pg_cron := coalesce(queen._cron_problem(), (select e.extversion from pg_extension e where e.extname = 'pg_cron'));
@@ -27,9 +30,21 @@ begin
     from queen.sweep_stats s;
   select d.* into v_due from queen.log_timers_due() d;
   due := v_due.due;
+  busy_partitions := 0;
   next_due_at := v_due.next_due_at;
   oldest_lateness := v_due.lateness;
-  select count(*) into busy_partitions from queen.log_busy b;
+  -- Timers behind a held partition have stepped out of the way of the sweeper; they are due all the same.
+  for v_busy in select b.* from queen.log_busy b order by b.since limit 100 loop
+    busy_partitions := busy_partitions + 1;
+    select least(due + count(*), 10000), greatest(oldest_lateness, v_now - min(w.deliver_at)) into due, oldest_lateness
+      from (select t.deliver_at
+              from generate_series(0, 63) as s (shard)
+              join queen.log_timers t on t.shard = s.shard::smallint
+             where t.visible_at > v_now and t.visible_at >= v_busy.away_from and t.visible_at <= v_busy.away_to
+               and t.claim_token is null and t.deliver_at <= v_now
+               and t.queue is not distinct from v_busy.queue and t."partition" is not distinct from v_busy."partition"
+             limit 10000) w;
+  end loop;
   select count(*) into dead_letters from (select from queen.log_dlq d limit 10000) d;
   return next;
 end

@@ -1,4 +1,4 @@
--- The resident loop under pg_cron: one step of 038_sweep_steps.sql a transaction.
+-- The resident loop under pg_cron: one step of 039_sweep_steps.sql a transaction.
 
 create function queen._sweep_begin(p_run_for interval, p_worker int, p_workers int)
 returns queen._sweep_state
@@ -30,7 +30,6 @@ begin
   v_state.back_at := '-infinity';
   v_state.step_at := '-infinity';
   v_state.wrote_at := '-infinity';
-  v_state.stuck_n := 0;
   v_state.passes := 0;
   v_state.fired := 0;
   v_state.failed := 0;

@@ -22,6 +22,22 @@ end
 $$;
 comment on function queen._cron_problem() is 'Why jobs cannot be made from here, or null.';
 
+create function queen._jobs(p_workers int, p_schedule text)
+returns table (ord int, name text, schedule text, command text)
+language sql
+stable
+begin atomic
+    select n, 'pg_queen worker ' || n, p_schedule, format('CALL queen.sweep(null, %s, %s)', n, p_workers)
+      from generate_series(0, p_workers - 1) as n
+    union all
+    -- Right after a start of the server, until the minute jobs take over.
+    select 100, 'pg_queen boot', '@reboot', format('CALL queen.sweep(null, %s, %s)', p_workers, p_workers + 1)
+     where p_schedule = '* * * * *'
+    union all
+    select 101, 'pg_queen maintenance', '* * * * *', 'CALL queen.maintain()';
+end;
+comment on function queen._jobs(int, text) is 'The jobs of pg_cron that so many workers need.';
+
 create function queen.start(workers int default 2)
 returns setof text
 language plpgsql
@@ -47,8 +63,9 @@ begin
           || ' shared_preload_libraries = ''pg_cron'' and cron.database_name = '''
           || current_database() || ''', restart the server, and run create extension pg_cron.'
         when current_setting('cron.database_name', true) <> current_database() then
-          format('In that database run, for each worker N below the number of workers: select cron.schedule_in_database(''pg_queen worker N'', ''* * * * *'', ''CALL queen.sweep(null, N, %s)'', %L);',
-                 start.workers, current_database())
+          'In that database run: ' || (
+            select string_agg(format('select cron.schedule_in_database(%L, %L, %L, %L);', w.name || ' in ' || current_database(), w.schedule, w.command, current_database()), ' ' order by w.ord)
+              from queen._jobs(start.workers, '* * * * *') w)
         else 'Run create extension pg_cron, then this again.' end;
   end if;
   -- 1.5 and later know seconds: a worker that died is back within one.
@@ -61,19 +78,16 @@ begin
     where j.database = current_database() and j.jobname like 'pg\_queen worker %'
       and substring(j.jobname from '[0-9]+$')::int >= start.workers;
   for v_job in
-    select 'pg_queen worker ' || n as name, v_schedule as schedule, format('CALL queen.sweep(null, %s, %s)', n, start.workers) as command
-      from generate_series(0, start.workers - 1) n
-    union all
-    -- Right after a start of the server, until the minute jobs take over.
-    select 'pg_queen boot', '@reboot', format('CALL queen.sweep(null, %s, %s)', start.workers, start.workers + 1)
-     where v_schedule = '* * * * *'
-    union all
-    select 'pg_queen maintenance', '* * * * *', 'CALL queen.maintain()'
+    select w.name, w.schedule, w.command from queen._jobs(start.workers, v_schedule) w order by w.ord
   loop
     -- A job that is as it should be is left alone, so that calling this again disturbs nothing.
     if not exists (select from cron.job j
                     where j.database = current_database() and j.jobname = v_job.name and j.schedule = v_job.schedule
-                      and j.command = v_job.command and j.active and j.username = current_user) then
+                      and j.command = v_job.command and j.active and j.username = current_user
+                      -- Kept with the job when it was made: a restored dump, or a new cron.host, has others.
+                      and j.nodename = current_setting('cron.host') and j.nodeport = current_setting('port')::int) then
+      perform cron.unschedule(j.jobid) from cron.job j
+        where j.database = current_database() and j.jobname = v_job.name and j.username = current_user;
       perform cron.schedule(v_job.name, v_job.schedule, v_job.command);
     end if;
     return next v_job.name;
