@@ -74,7 +74,7 @@ begin
       from unnest(p_tids, p_partitions) with ordinality as w (tid, pid, ord)
       join place l on l.pid = w.pid
       join queen.log_timers t on t.ctid = w.tid
-     where (p_leased or t.visible_at <= p_now)
+     where (t.visible_at <= p_now or (p_leased and t.deliver_at <= v_at))
        and t.tenant_id is not distinct from l.tenant_id and t.queue is not distinct from l.queue
        and t."partition" is not distinct from l.part
        for update of t skip locked

@@ -48,12 +48,14 @@ begin
   if v_tids is null then
     return;
   end if;
-  if cardinality(v_tids) < v_firsts then
-    -- A stale token in the call: nothing is fired, and what the call still holds goes back at once.
+  if p_wait and cardinality(v_tids) < v_firsts then
+    -- A stale token in the call: nothing is fired, and what the call still holds goes back at once. (The sweeper fires what
+    -- it holds, and tries again what a colleague's claim has locked in passing.)
     update queen.log_timers t set claimed_until = null, claim_token = null where t.ctid = any (v_tids);
     return;
   end if;
-  select array_agg(case when u.ord = any (v_order) then 'held' else 'duplicate' end order by u.ord) into statuses
+  select array_agg(case when u.ord = any (v_ords) then 'held' when u.ord = any (v_order) then 'stale' else 'duplicate' end order by u.ord)
+    into statuses
     from generate_series(1, v_n) as u (ord);
 
   v_held := v_tids;

@@ -31,6 +31,8 @@ returns queen._sweep_state
 language plpgsql
 volatile
 set search_path = pg_catalog, queen, pg_temp
+set enable_seqscan = off
+set jit = off
 as $$
 declare
   v_fire record;
@@ -62,10 +64,13 @@ begin
       return p_state;
     end if;
   end;
-  p_state.tenants := null;
-  p_state.queues := null;
-  p_state.keys := null;
-  p_state.tokens := null;
+  -- A claim of a colleague locks rows in passing that it then does not take: ours, and to be tried again.
+  select array_agg(t.tenant_id), array_agg(t.queue), array_agg(t.timer_key), array_agg(t.claim_token)
+    into p_state.tenants, p_state.queues, p_state.keys, p_state.tokens
+    from unnest(p_state.tenants, p_state.queues, p_state.keys, p_state.tokens) as u (tenant_id, queue, timer_key, token)
+    join queen.log_timers t on t.tenant_id = u.tenant_id and t.queue = u.queue and t.timer_key = u.timer_key
+   where t.claim_token = u.token and t.claimed_until > queen._now();
+  p_state.wait := case when p_state.tokens is null then 0 else 0.005 end;
   return p_state;
 end
 $$;

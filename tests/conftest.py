@@ -7,7 +7,7 @@ Databases and connections
     db          the test's Database: db.connect(user), db.superuser, db.value(sql, *args), db.rows(...), db.execute(...)
     producer, consumer, reader, admin, nobody, superuser
                 a connection to it (autocommit) as alice_producer, carl_consumer, rita_reader, ada_admin, nobody_role
-                (member of nothing), postgres;  producer.execute("select (queen.schedule(...)).*").fetchone()
+                (member of nothing), postgres;  producer.execute("select * from queen.schedule(...)").fetchone()
 
 Time, other sessions, the sweeper
     clock       clock.set(datetime), .stop(), .advance(timedelta), .run(), .reset(), .now(): moves queen._now() in `db`
