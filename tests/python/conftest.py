@@ -44,7 +44,9 @@ def cli(db: Database) -> Cli:
     """Runs ``pg-queen`` in this process on the test's database: cli("push", "q", "1", user="alice_producer")."""
 
     def run(*arguments: str, user: str = "ada_admin", url: str | None = None, **options: object) -> Result:
-        return CliRunner().invoke(app, [arguments[0], "--url", url or db.conninfo(user), *arguments[1:]], **options)  # type: ignore[arg-type]
+        words = 2 if arguments[0] == "dlq" else 1
+        named = [*arguments[:words], "--url", url or db.conninfo(user), *arguments[words:]]
+        return CliRunner().invoke(app, named, **options)  # type: ignore[arg-type]
 
     return run
 

@@ -120,6 +120,49 @@ def test_an_unknown_queue_is_a_sentence(cli: Cli) -> None:
     assert cli("pop", "no such queue", "--json").stdout == ""
 
 
+def test_seek_reads_again(cli: Cli) -> None:
+    for number in range(3):
+        cli("push", "q", str(number))
+    assert len(_lines(cli("pop", "q", "--ack", "--json"))) == 3
+    assert cli("seek", "q", "--to-offset", "2").stdout == 'moved: group "default" in 1 partition of queue "q"\n'
+    assert [m["payload"] for m in _lines(cli("pop", "q", "--ack", "--json"))] == [1, 2]
+    assert _lines(cli("seek", "q", "--to-time", "2020-01-01T00:00:00Z", "--partition", "Default", "--json")) == [
+        {"moved": 1}
+    ]
+    assert len(_lines(cli("pop", "q", "--json"))) == 3
+    assert _lines(cli("seek", "nothing", "--to-offset", "0", "--json")) == [{"moved": 0}]
+    _error(cli("seek", "q"), BAD_ARGUMENT, "to_offset", "to_time")
+    _error(cli("seek", "q", "--to-time", "soon"), BAD_ARGUMENT, '--to-time "soon"')
+
+
+def test_dead_letters(db: Database, cli: Cli) -> None:
+    db.execute("select queen.configure_queue('q', '{\"delivery_max_attempts\": 1}')")
+    db.execute("select queen.push_many('q', array[jsonb '1', '2', '3', '4', '5'])")
+    for _ in range(5):
+        db.execute(
+            "select queen.nack('q', 'g', 'Default', (select lease_id from queen.pop('q', 'g') limit 1), 'no \x1b')"
+        )
+    ids = [str(letter["id"]) for letter in _lines(cli("dlq", "list", "q", "--json"))]
+    assert len(ids) == 5
+    assert [letter["id"] for letter in _lines(cli("dlq", "list", "q", "--json", "--after", ids[2]))] == ids[3:]
+    page = cli("dlq", "list", "q", "--max-rows", "2")
+    assert [line.split()[0] for line in page.stdout.splitlines()[2:]] == ids[:2]
+    assert "\x1b" not in page.stdout
+    assert "--after" in page.stderr
+    assert len(_lines(cli("dlq", "list", "q", "--max-rows", "2", "--all", "--json"))) == 5
+    assert cli("dlq", "list", "nothing").exit_code == OK
+
+    assert cli("dlq", "requeue", "q", ids[0]).stdout == "requeued: 1 dead letter\n"
+    assert _lines(cli("dlq", "requeue", "q", ids[0], ids[1], "--json")) == [{"requeued": 1}]
+    assert cli("dlq", "purge", "q", ids[2]).stdout == "purged: 1 dead letter\n"
+    assert cli("dlq", "purge", "q", "--all").stdout == "purged: 2 dead letters\n"
+    assert _lines(cli("dlq", "requeue", "q", "--all", "--json")) == [{"requeued": 0}]
+    for command in ("requeue", "purge"):
+        _error(cli("dlq", command, "q"), BAD_ARGUMENT, "--all")
+        _error(cli("dlq", command, "q", ids[0], "--all"), BAD_ARGUMENT, "both")
+        _error(cli("dlq", command, "q", "no uuid"), BAD_ARGUMENT, "ids")
+
+
 @pytest.mark.parametrize("payload", ['{"a": 1.00000000000000000001}', "[1, null, true]", "null", '"\\u00e9"', "1e30"])
 def test_json_keeps_its_digits(db: Database, cli: Cli, payload: str) -> None:
     cli("push", "q", payload)
@@ -233,14 +276,14 @@ def test_start_status_stop(cron_db: Database, cli: Cli) -> None:
     started = cli("start", "--workers", "3", url=url)
     assert (started.exit_code, started.stdout) == (
         OK,
-        "started: pg_queen worker 0, pg_queen worker 1, pg_queen worker 2, pg_queen boot\n",
+        "started: pg_queen worker 0, pg_queen worker 1, pg_queen worker 2, pg_queen boot, pg_queen maintenance\n",
     )
     (state,) = _lines(cli("status", "--json", url=url))
     assert isinstance(state["jobs"], int)
     assert state["jobs"] >= 3
     table = cli("status", url=url)
     assert "workers_alive" in table.stdout
-    assert cli("stop", url=url).stdout.startswith("stopped: 4 jobs removed")
+    assert cli("stop", url=url).stdout.startswith("stopped: 5 jobs removed")
     assert _lines(cli("stop", "--json", url=url)) == [{"removed": 0}]
     assert _lines(cli("status", "--json", url=url))[0]["jobs"] == 0
 

@@ -5,15 +5,39 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from pg_queen import AckResult, Message, PushResult, Queen, Sent, Status, Timer, TimerVerdict, _core
+from pg_queen import (
+    AckResult,
+    DeadLetter,
+    Message,
+    PushResult,
+    Queen,
+    SegmentSlice,
+    Sent,
+    Status,
+    Timer,
+    TimerVerdict,
+    _core,
+)
 
 from tests.support.database import Database
 
 # Methods that call the function of another name, and why.
-NOT_ONE_TO_ONE = {"iter_timers": "pages through list_timers", "connection": "the connection"}
+NOT_ONE_TO_ONE = {
+    "iter_timers": "pages through list_timers",
+    "iter_dlq": "pages through dlq_list",
+    "connection": "the connection",
+}
 
-# Public functions that a client has no use for: the fire is the server's.
-SERVER_SIDE = {"fire_due", "sweep", "log_timers_due", "log_timers_claim", "log_timers_fire", "log_timers_fail"}
+# Public functions that a client has no use for: the fire and the maintenance are the server's.
+SERVER_SIDE = {
+    "fire_due",
+    "sweep",
+    "maintain",
+    "log_timers_due",
+    "log_timers_claim",
+    "log_timers_fire",
+    "log_timers_fail",
+}
 
 RECORDS: dict[str, type[Any]] = {
     **dict.fromkeys(["schedule", "schedule_bytes", "schedule_many", "reschedule", "cancel", "apply"], TimerVerdict),
@@ -21,6 +45,8 @@ RECORDS: dict[str, type[Any]] = {
     **dict.fromkeys(["push", "push_bytes", "push_many"], PushResult),
     **dict.fromkeys(["ack", "nack", "extend"], AckResult),
     "pop": Message,
+    "pop_segments": SegmentSlice,
+    "dlq_list": DeadLetter,
     "sent": Sent,
     "status": Status,
 }

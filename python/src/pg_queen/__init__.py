@@ -5,30 +5,52 @@ from importlib.metadata import version as _version
 from .client import Queen
 from .errors import (
     CronUnusable,
+    DecoderMissing,
     InstallError,
     InvalidArgument,
+    LeaseLost,
     NotInstalled,
     NotPermitted,
     QueenError,
+    SegmentDamaged,
     TenantDenied,
 )
 from .install import Installed, install, install_files
-from .types import AckResult, Delay, Json, Message, PushResult, Sent, Status, Timer, TimerVerdict
+from .types import (
+    AckResult,
+    DeadLetter,
+    Delay,
+    DroppedQueue,
+    Json,
+    Message,
+    PushResult,
+    SegmentSlice,
+    Sent,
+    Status,
+    Timer,
+    TimerVerdict,
+)
 
 __all__ = [
     "AckResult",
     "CronUnusable",
+    "DeadLetter",
+    "DecoderMissing",
     "Delay",
+    "DroppedQueue",
     "InstallError",
     "Installed",
     "InvalidArgument",
     "Json",
+    "LeaseLost",
     "Message",
     "NotInstalled",
     "NotPermitted",
     "PushResult",
     "Queen",
     "QueenError",
+    "SegmentDamaged",
+    "SegmentSlice",
     "Sent",
     "Status",
     "TenantDenied",

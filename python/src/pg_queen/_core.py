@@ -68,6 +68,13 @@ FUNCTIONS: Mapping[str, Function] = dict(
                 "ack": f"{_LEASE}, up_to bigint, tenant uuid",
                 "nack": f"{_LEASE}, error text, delay interval, tenant uuid",
                 "extend": f"{_LEASE}, lease interval, tenant uuid",
+                "pop_segments": "queue text, consumer_group text, max_messages int, lease interval, partition text,"
+                " auto_ack boolean, tenant uuid",
+                "seek": "queue text, consumer_group text, to_offset bigint, to_time timestamptz, partition text,"
+                " tenant uuid",
+                "dlq_list": "queue text, after uuid, max_rows int, tenant uuid",
+                "dlq_requeue": "queue text, ids uuid[], tenant uuid",
+                "dlq_purge": "queue text, ids uuid[], tenant uuid",
             },
         ),
         *_declared(
@@ -84,10 +91,26 @@ FUNCTIONS: Mapping[str, Function] = dict(
                 "start": "workers int",
                 "stop": "",
                 "configure": "key text, value text",
+                "configure_queue": "queue text, options jsonb, tenant uuid",
+                "drop_queue": "queue text, tenant uuid",
+                "drop_group": "queue text, consumer_group text, tenant uuid",
+                "transaction": "ops jsonb, tenant uuid",
             },
         ),
     ]
 )
+
+# Functions whose value is JSON, and the rows that the server makes of it: so its parts have their SQL types, whatever
+# the connection does with JSON.
+_AS_ROWS: Mapping[str, str] = {
+    "apply": "pg_catalog.jsonb_populate_recordset(null::queen.timer_verdict, {call})",
+    "transaction": "pg_catalog.jsonb_to_recordset({call}) as result (ok boolean, status text, queue text,"
+    ' timer_key text, txn text, message_id uuid, deliver_at timestamptz, "partition" text, "offset" bigint,'
+    " acked bigint, committed bigint)",
+    "configure_queue": "pg_catalog.jsonb_each_text({call})",
+    "drop_queue": "pg_catalog.jsonb_to_record({call}) as result (queue text, existed boolean, timers bigint,"
+    " partitions bigint, messages bigint, groups bigint, dead_letters bigint)",
+}
 
 
 def prepare(function: str, arguments: Mapping[str, object], result: str) -> tuple[bytes, dict[str, object]]:
@@ -104,9 +127,7 @@ def prepare(function: str, arguments: Mapping[str, object], result: str) -> tupl
 def _statement(function: str, result: str) -> bytes:
     arguments = ", ".join(f'"{name}" => %({name})s::{type_}' for name, type_ in FUNCTIONS[function].arguments.items())
     call = f"queen.{function}({arguments})"
-    if function == "apply":
-        # Its JSON array holds verdicts; read as rows they have their types.
-        call = f"pg_catalog.jsonb_populate_recordset(null::queen.timer_verdict, {call})"
+    call = _AS_ROWS.get(function, "{call}").replace("{call}", call)
     return (f"select {result} from {call}" if result else f"select {call}").encode()  # noqa: S608
 
 
@@ -222,4 +243,5 @@ _CONVERTERS: Mapping[str, Callable[[str, object], object]] = {
     "timestamptz": _instant,
     "timestamptz[]": _array(_instant),
     "uuid": _uuid,
+    "uuid[]": _array(_uuid),
 }

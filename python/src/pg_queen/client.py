@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import RowFactory, args_row, tuple_row
+from psycopg.adapt import Transformer
+from psycopg.pq import Format
+from psycopg.rows import RowFactory, args_row, dict_row, tuple_row
+from psycopg.types.json import Jsonb
 
-from . import _core
-from .types import AckResult, Delay, Json, Message, PushResult, Sent, Status, Timer, TimerVerdict
+from . import _core, segment
+from .errors import SegmentDamaged
+from .types import (
+    AckResult,
+    DeadLetter,
+    Delay,
+    DroppedQueue,
+    Json,
+    Message,
+    PushResult,
+    SegmentSlice,
+    Sent,
+    Status,
+    Timer,
+    TimerVerdict,
+)
 
 __all__ = ["Queen"]
 
 _R = TypeVar("_R")
+_Result = TimerVerdict | PushResult | AckResult
 
 
 class Queen:
@@ -271,6 +290,64 @@ class Queen:
             tenant=tenant,
         )
 
+    def pop_segments(
+        self,
+        queue: str,
+        consumer_group: str = "default",
+        max_messages: int = 1000,
+        lease: Delay = "30 seconds",
+        partition: str | None = None,
+        auto_ack: bool = False,
+        tenant: UUID | str | None = None,
+    ) -> Iterator[Message]:
+        """:meth:`pop` for throughput: segments come compressed and are decoded here: ``queen.pop_segments``.
+
+        The messages, leases and acks are those of :meth:`pop`. They are taken when this is called and decoded as the
+        iterator is consumed, one segment in memory at a time. Needs ``pip install 'pg_queen[segments]'``, and raises
+        :class:`DecoderMissing` before anything is taken. The iterator raises :class:`SegmentDamaged`.
+        """
+        segment.zstandard()
+        slices = self._rows(
+            SegmentSlice,
+            "pop_segments",
+            queue=queue,
+            consumer_group=consumer_group,
+            max_messages=max_messages,
+            lease=lease,
+            partition=partition,
+            auto_ack=auto_ack,
+            tenant=tenant,
+        )
+        return self._decoded(slices)
+
+    def _decoded(self, slices: list[SegmentSlice]) -> Iterator[Message]:
+        # The connection's own way with JSON, as for the rows of pop.
+        load = Transformer(self._connection).get_loader(psycopg.adapters.types["json"].oid, Format.TEXT).load
+        for part in slices:
+            try:
+                for frame in segment.decode(part.segment, part.base_offset, part.from_offset, part.to_offset):
+                    payload, payload_bytes = _payload(frame, load)
+                    yield Message(
+                        part.queue,
+                        part.partition,
+                        frame.offset,
+                        frame.message_id,
+                        frame.txn,
+                        payload,
+                        payload_bytes,
+                        part.created_at,
+                        frame.producer_sub,
+                        part.delivery_attempt if frame.offset <= part.attempted_to else 1,
+                        part.lease_id,
+                    )
+            except SegmentDamaged as error:
+                raise SegmentDamaged(
+                    f'queue "{part.queue}", partition "{part.partition}", offsets {part.from_offset} to'
+                    f" {part.to_offset}: {error.message}",
+                    hint=f"seek with to_offset={part.to_offset + 1} and this partition skips them.",
+                    sqlstate=error.sqlstate,
+                ) from error
+
     def ack(
         self,
         queue: str,
@@ -351,6 +428,88 @@ class Queen:
         """Where a message with this ``txn`` is in the log, if it is, within the txn window: ``queen.sent``."""
         return self._rows(Sent, "sent", queue=queue, txn=txn, tenant=tenant)
 
+    def seek(
+        self,
+        queue: str,
+        consumer_group: str,
+        to_offset: int | None = None,
+        to_time: datetime | None = None,
+        partition: str | None = None,
+        tenant: UUID | str | None = None,
+    ) -> int:
+        """Move a group's cursors, back to read again or forward to skip: ``queen.seek``.
+
+        Exactly one of ``to_offset``, the next offset to deliver, and ``to_time``: deliver what was appended then or
+        later. ``partition`` None moves all. Leases that are out are lost. Returns the number of cursors moved.
+        """
+        return self._number(
+            "seek",
+            queue=queue,
+            consumer_group=consumer_group,
+            to_offset=to_offset,
+            to_time=to_time,
+            partition=partition,
+            tenant=tenant,
+        )
+
+    def transaction(self, ops: Sequence[Mapping[str, Any]], tenant: UUID | str | None = None) -> list[_Result]:
+        """Acks, pushes and timer operations as one, all or nothing: ``queen.transaction``.
+
+        Each operation is ``{"op": "ack", "queue", "consumer_group", "partition", "lease_id", "up_to"?}``, ``{"op":
+        "push", "queue", "partition"?, "payload", "txn"?}``, or one of :meth:`apply`; a ``lease_id`` may be a UUID. The
+        results are aligned with ``ops``: an :class:`AckResult`, a :class:`PushResult` or a :class:`TimerVerdict`.
+        Raises :class:`LeaseLost`, and nothing was done.
+        """
+        return self._call("transaction", {"ops": _ops(ops), "tenant": tenant}, "*", _result_row)
+
+    # -- dead letters ---------------------------------------------------------------------------------------------
+
+    def dlq_list(
+        self,
+        queue: str,
+        after: UUID | str | None = None,
+        max_rows: int = 100,
+        tenant: UUID | str | None = None,
+    ) -> list[DeadLetter]:
+        """One page of a queue's dead letters, by id, behind ``after``: ``queen.dlq_list``.
+
+        :meth:`iter_dlq` goes through all pages.
+        """
+        return self._rows(DeadLetter, "dlq_list", queue=queue, after=after, max_rows=max_rows, tenant=tenant)
+
+    def iter_dlq(
+        self,
+        queue: str,
+        after: UUID | str | None = None,
+        page_size: int = 1000,
+        tenant: UUID | str | None = None,
+    ) -> Iterator[DeadLetter]:
+        """All dead letters of a queue, read in pages by ``queen.dlq_list`` as the iterator is consumed.
+
+        A letter that stays all the while comes exactly once; one that comes or goes meanwhile may or may not.
+        """
+        while True:
+            page = self.dlq_list(queue, after=after, max_rows=page_size, tenant=tenant)
+            yield from page
+            if len(page) < page_size:
+                return
+            after = page[-1].id
+
+    def dlq_requeue(self, queue: str, ids: Sequence[UUID | str] | None = None, tenant: UUID | str | None = None) -> int:
+        """Append dead letters to their partitions again, for every group: ``queen.dlq_requeue``.
+
+        ``ids`` None is all of the queue. The message keeps its id, its txn is ``dlq:ID:GROUP:OFFSET:TXN``. Returns how
+        many: each once whatever runs beside it; those that are locked or damaged stay.
+        """
+        return self._number("dlq_requeue", queue=queue, ids=ids, tenant=tenant)
+
+    def dlq_purge(self, queue: str, ids: Sequence[UUID | str] | None = None, tenant: UUID | str | None = None) -> int:
+        """Delete dead letters, ``ids`` None for all of the queue: ``queen.dlq_purge``.
+
+        Returns how many; those that are locked stay.
+        """
+        return self._number("dlq_purge", queue=queue, ids=ids, tenant=tenant)
+
     # -- the operator ---------------------------------------------------------------------------------------------
 
     def start(self, workers: int = 2) -> list[str]:
@@ -381,6 +540,28 @@ class Queen:
         ((in_force,),) = self._values("configure", key=key, value=value)
         return str(in_force)
 
+    def configure_queue(
+        self, queue: str, options: Mapping[str, str | int | float | bool | None], tenant: UUID | str | None = None
+    ) -> dict[str, str]:
+        """Set options of a queue, which is made if missing: ``queen.configure_queue``.
+
+        Options are the settings that ``queen.settings`` marks ``per_queue``; None restores the setting's value, an
+        empty mapping changes nothing. Returns the options in force, as text.
+        """
+        arguments = {"queue": queue, "options": options, "tenant": tenant}
+        return dict(self._call("configure_queue", arguments, "*", tuple_row))
+
+    def drop_queue(self, queue: str, tenant: UUID | str | None = None) -> DroppedQueue:
+        """Drop a queue whole, pending timers and dead letters included: ``queen.drop_queue``."""
+        return self._row(DroppedQueue, "drop_queue", queue=queue, tenant=tenant)
+
+    def drop_group(self, queue: str, consumer_group: str, tenant: UUID | str | None = None) -> int:
+        """Forget a consumer group of a queue, so that it no longer holds back retention: ``queen.drop_group``.
+
+        A group of that name begins anew. Returns the number of cursors removed.
+        """
+        return self._number("drop_group", queue=queue, consumer_group=consumer_group, tenant=tenant)
+
     # -- plumbing -------------------------------------------------------------------------------------------------
 
     def _rows(self, record: type[_R], function: str, **arguments: object) -> list[_R]:
@@ -391,6 +572,10 @@ class Queen:
 
     def _values(self, function: str, **arguments: object) -> list[tuple[Any, ...]]:
         return self._call(function, arguments, "", tuple_row)
+
+    def _number(self, function: str, **arguments: object) -> int:
+        ((number,),) = self._values(function, **arguments)
+        return int(number)
 
     def _call(
         self, function: str, arguments: Mapping[str, object], result: str, row_factory: RowFactory[_R]
@@ -403,3 +588,43 @@ class Queen:
             # Binary results do not depend on the session's DateStyle, IntervalStyle or bytea_output.
             cursor.execute(query, parameters, binary=True)
             return cursor.fetchall()
+
+
+def _payload(frame: segment.Frame, load: Callable[[bytes], Any]) -> tuple[Any, bytes | None]:
+    """Payload and payload_bytes of a message, by what is stored: as ``queen.pop`` decides it."""
+    stored = frame.payload
+    if frame.encrypted or not stored:
+        return None, stored
+    if stored[0] == 0:
+        return None, stored[1:]
+    try:
+        return load(stored), None
+    except ValueError:
+        # Damaged JSON is shown as it is stored.
+        return None, stored
+
+
+def _ops(ops: Sequence[Mapping[str, Any]]) -> object:
+    """Operations with a lease_id that is a UUID turned into text; anything else is left for the server to judge."""
+    if isinstance(ops, Jsonb) or not isinstance(ops, Sequence) or isinstance(ops, (str, bytes, bytearray)):
+        return ops
+    return [
+        {**op, "lease_id": str(op["lease_id"])}
+        if isinstance(op, Mapping) and isinstance(op.get("lease_id"), UUID)
+        else op
+        for op in ops
+    ]
+
+
+def _result_row(cursor: psycopg.Cursor[Any]) -> Callable[[Sequence[Any]], _Result]:
+    """Rows of ``queen.transaction`` as what each operation alone returns, told apart by the fields they have."""
+    as_dict = dict_row(cursor)
+
+    def make(values: Sequence[Any]) -> _Result:
+        row = as_dict(values)
+        record: type[_Result] = (
+            TimerVerdict if row["timer_key"] is not None else PushResult if row["offset"] is not None else AckResult
+        )
+        return record(**{field.name: row[field.name] for field in dataclasses.fields(record)})
+
+    return make

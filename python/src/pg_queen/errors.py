@@ -12,11 +12,14 @@ import psycopg
 
 __all__ = [
     "CronUnusable",
+    "DecoderMissing",
     "InstallError",
     "InvalidArgument",
+    "LeaseLost",
     "NotInstalled",
     "NotPermitted",
     "QueenError",
+    "SegmentDamaged",
     "TenantDenied",
     "translate",
 ]
@@ -55,6 +58,18 @@ class TenantDenied(QueenError):
     """The tenant is not open to this role (QN002)."""
 
 
+class LeaseLost(QueenError):
+    """An ack within ``queen.transaction`` met a lease that is not in force, and nothing of it was done (QN003)."""
+
+
+class SegmentDamaged(QueenError):
+    """A segment of the log cannot be read (QN010), said by the server or by the decoder of this package."""
+
+
+class DecoderMissing(QueenError, ImportError):
+    """The package ``zstandard``, which decodes segments, is not there; the hint says how to get it."""
+
+
 class InstallError(QueenError):
     """The extension could not be installed; the hint has the command that supplies what is missing."""
 
@@ -77,6 +92,8 @@ _BY_SQLSTATE: dict[str, tuple[type[QueenError], str | None]] = {
     "42883": (NotInstalled, "The extension is older than this package: run ALTER EXTENSION pg_queen UPDATE."),
     "QN001": (CronUnusable, None),
     "QN002": (TenantDenied, None),
+    "QN003": (LeaseLost, None),
+    "QN010": (SegmentDamaged, None),
 }
 
 

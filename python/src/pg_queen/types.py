@@ -17,11 +17,14 @@ from psycopg.types.json import Jsonb
 __all__ = [
     "AckResult",
     "AckStatus",
+    "DeadLetter",
     "Delay",
+    "DroppedQueue",
     "Json",
     "Message",
     "PushResult",
     "PushStatus",
+    "SegmentSlice",
     "Sent",
     "Status",
     "Timer",
@@ -107,6 +110,48 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentSlice:
+    """A compressed segment and the messages of it that were delivered: ``queen.segment_slice``.
+
+    ``base_offset`` is the offset of the segment's first message; ``from_offset`` to ``to_offset`` is what to read.
+    ``delivery_attempt`` counts for offsets up to ``attempted_to``, later ones are delivered for the first time.
+    """
+
+    queue: str
+    partition: str
+    from_offset: int
+    to_offset: int
+    base_offset: int
+    created_at: datetime
+    delivery_attempt: int
+    attempted_to: int
+    lease_id: UUID | None
+    segment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that a group gave up on, or a timer that could not be fired: ``queen.dead_letter``.
+
+    For a timer ``consumer_group`` is ``__timer__`` and ``offset`` is None. A payload that cannot be read, because it is
+    damaged or encrypted, is in ``payload_bytes`` as it was stored.
+    """
+
+    id: UUID
+    queue: str
+    partition: str
+    consumer_group: str
+    offset: int | None
+    message_id: UUID
+    txn: str
+    payload: Any
+    payload_bytes: bytes | None
+    error: str | None
+    attempts: int
+    failed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class PushResult:
     """Where a pushed message is: ``queen.push_result``. A ``duplicate`` has the place of the first of its txn."""
 
@@ -139,6 +184,19 @@ class Sent:
     offset: int
     message_id: UUID
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedQueue:
+    """What ``queen.drop_queue`` removed; ``existed`` is false when there was no such queue (it may have had timers)."""
+
+    queue: str
+    existed: bool
+    timers: int
+    partitions: int
+    messages: int
+    groups: int
+    dead_letters: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from . import log, operator, timers
+from . import dlq, log, operator, timers
 from .session import guarded
 
 __all__ = ["app", "main"]
@@ -34,6 +34,13 @@ app.command("cancel")(guarded(timers.cancel))
 app.command("list")(guarded(timers.list_))
 app.command("push")(guarded(log.push))
 app.command("pop")(guarded(log.pop))
+app.command("seek")(guarded(log.seek))
+
+dead_letters = typer.Typer(help="Dead letters: list, requeue, purge.", no_args_is_help=True, rich_markup_mode=None)
+dead_letters.command("list")(guarded(dlq.list_))
+dead_letters.command("requeue")(guarded(dlq.requeue))
+dead_letters.command("purge")(guarded(dlq.purge))
+app.add_typer(dead_letters, name="dlq")
 
 
 def main() -> None:

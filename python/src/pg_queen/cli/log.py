@@ -1,4 +1,4 @@
-"""push and pop."""
+"""push, pop, seek."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from ..types import Message
+from .moments import moment
 from .output import print_json, print_table
 from .payload import AsBytes, AsText, FromFile, Payload, read_payload
 from .session import REFUSED, AsJson, Url, fail, session
 
-__all__ = ["pop", "push"]
+__all__ = ["pop", "push", "seek"]
 
 Queue = Annotated[str, typer.Argument(help="Queue.", show_default=False)]
 
@@ -82,6 +83,29 @@ def pop(
             f"{len(messages)} leased for {lease}, not acknowledged, so they are delivered again; --ack acknowledges.",
             file=sys.stderr,
         )
+
+
+def seek(
+    queue: Queue,
+    group: Annotated[str, typer.Option(help="Consumer group.")] = "default",
+    to_offset: Annotated[
+        int | None, typer.Option(help="Next offset to deliver; 0 is the beginning.", show_default=False)
+    ] = None,
+    to_time: Annotated[
+        str | None, typer.Option(help="Deliver what was appended then or later: ISO 8601.", show_default=False)
+    ] = None,
+    partition: Annotated[str | None, typer.Option(help="Only this partition.", show_default=False)] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move a consumer group, back to read again or forward to skip."""
+    when = moment("--to-time", to_time)
+    with session(url) as queen:
+        moved = queen.seek(queue, group, to_offset, when, partition)
+    if as_json:
+        print_json({"moved": moved})
+    else:
+        print(f'moved: group "{group}" in {moved} partition{"" if moved == 1 else "s"} of queue "{queue}"')
 
 
 def _print_messages(messages: list[Message], as_json: bool) -> None:

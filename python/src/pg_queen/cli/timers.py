@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from datetime import datetime
 from typing import Annotated
 
 import typer
 
-from ..errors import InvalidArgument
 from ..types import Timer, TimerVerdict
+from .moments import moment
 from .output import instant, print_json, print_table
 from .payload import AsBytes, AsText, FromFile, Payload, read_payload
 from .session import REFUSED, AsJson, Url, fail, session
@@ -46,7 +45,7 @@ def schedule(
 ) -> None:
     """Schedule a timer, or replace the pending one of this key."""
     what = read_payload(payload, file, text, bytes_)
-    when = _instant(at)
+    when = moment("--at", at)
     with session(url) as queen:
         _answer(queen.schedule(queue, key, what, delay, when, partition, txn), as_json)
 
@@ -55,7 +54,7 @@ def reschedule(
     queue: Queue, key: Key, delay: Delay = None, at: At = None, url: Url = None, as_json: AsJson = False
 ) -> None:
     """Move a pending timer in time; its payload stays."""
-    when = _instant(at)
+    when = moment("--at", at)
     with session(url) as queen:
         _answer(queen.reschedule(queue, key, delay, when), as_json)
 
@@ -102,20 +101,6 @@ def _print_timers(page: list[Timer], as_json: bool) -> None:
         ("key", "partition", "due", "attempts", "claimed", "last error"),
         [(t.timer_key, t.partition, t.deliver_at, t.attempts, t.claimed, t.last_error) for t in page],
     )
-
-
-def _instant(at: str | None) -> datetime | None:
-    if at is None:
-        return None
-    try:
-        # Python 3.10 does not read the Z of ISO 8601.
-        value = datetime.fromisoformat(at[:-1] + "+00:00" if at[-1:] in "Zz" else at)
-        return value.astimezone()
-    except (ValueError, OverflowError) as error:
-        raise InvalidArgument(
-            f'--at "{at}" is no time',
-            hint="Write it like 2026-12-24T18:00:00+01:00; without an offset it is local time.",
-        ) from error
 
 
 def _answer(verdict: TimerVerdict, as_json: bool) -> None:
