@@ -9,7 +9,8 @@ create function queen._fire_claims(
     p_wait boolean,
     out statuses text[],
     out parts text[],
-    out offsets bigint[])
+    out offsets bigint[],
+    out late bigint[])
 language plpgsql
 volatile
 set search_path = pg_catalog, queen, pg_temp
@@ -94,6 +95,7 @@ begin
            order by g.pid, u.due, p_keys[u.ord] collate "C") o;
   if v_tids is not null then
     v_fired := queen._fire_rows(v_tids, v_pids, v_now, true, null);
+    late := v_fired.late;
     if v_fired.fired > 0 then
       select array_agg(case when f.ord is null then u.status else 'fired' end order by u.ord),
              array_agg(f.part order by u.ord),

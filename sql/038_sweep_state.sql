@@ -90,6 +90,21 @@ end
 $$;
 comment on function queen._probe(timestamptz, timestamptz) is 'Earliest visible_at in a span of time, or null.';
 
+create function queen._add(p_counts bigint[], p_more bigint[])
+returns bigint[]
+language plpgsql
+immutable
+set search_path = pg_catalog, queen, pg_temp
+as $$
+begin
+  for i in 1..coalesce(cardinality(p_more), 0) loop
+    p_counts[i] := p_counts[i] + p_more[i];
+  end loop;
+  return p_counts;
+end
+$$;
+comment on function queen._add(bigint[], bigint[]) is 'Two histograms as one; null adds nothing.';
+
 create function queen._sweep_write(p_state queen._sweep_state, p_now timestamptz)
 returns queen._sweep_state
 language plpgsql
@@ -110,9 +125,7 @@ begin
          passes = s.passes + excluded.passes, fired = s.fired + excluded.fired, failed = s.failed + excluded.failed,
          errors = s.errors + excluded.errors, last_error = coalesce(excluded.last_error, s.last_error),
          last_error_at = coalesce(excluded.last_error_at, s.last_error_at),
-         late = (select array_agg(a.n + b.n order by a.i)
-                   from unnest(s.late) with ordinality as a (n, i)
-                   join unnest(excluded.late) with ordinality as b (n, i) on b.i = a.i);
+         late = queen._add(s.late, excluded.late);
   p_state.passes := 0;
   p_state.fired := 0;
   p_state.failed := 0;

@@ -27,11 +27,7 @@ begin
   p_state.passes := p_state.passes + 1;
   p_state.fired := p_state.fired + v_pass.fired;
   p_state.failed := p_state.failed + v_pass.failed;
-  if v_pass.late is not null then
-    p_state.late := (select array_agg(a.n + b.n order by a.i)
-                       from unnest(p_state.late) with ordinality as a (n, i)
-                       join unnest(v_pass.late) with ordinality as b (n, i) on b.i = a.i);
-  end if;
+  p_state.late := queen._add(p_state.late, v_pass.late);
   select array_agg(g.*) into p_state.stuck from unnest(v_pass.stuck) g where g.why <> 'other';
   select array_agg(k.key), array_agg(coalesce(m.at, p_now)) into p_state.met, p_state.met_at
     from (select queen._place_key(g) as key from unnest(p_state.stuck) g where g.why = 'busy') k

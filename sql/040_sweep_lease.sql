@@ -43,6 +43,7 @@ begin
   begin
     v_fire := queen._fire_claims(p_state.tenants, p_state.queues, p_state.keys, p_state.tokens, false);
     p_state.fired := p_state.fired + (select count(*) from unnest(v_fire.statuses) as s (status) where s.status = 'fired');
+    p_state.late := queen._add(p_state.late, v_fire.late);
     p_state.failed := p_state.failed + (select count(*) from unnest(v_fire.statuses) as s (status) where s.status = 'failed');
   exception when others then
     get stacked diagnostics v_state = returned_sqlstate, v_message = message_text;
