@@ -132,7 +132,7 @@ def test_opposite_inputs_beside_all_other_calls(db: Database, sweeper: StartSwee
                 queen.transaction(ops)
             case 2:
                 keys = dice.sample(KEYS, 4)
-                match dice.randrange(6):
+                match dice.randrange(9):
                     case 0:
                         queen.schedule_many("q", keys, [number] * 4, delays=[0] * 4, partitions=PARTITIONS[:4])
                     case 1:
@@ -146,6 +146,12 @@ def test_opposite_inputs_beside_all_other_calls(db: Database, sweeper: StartSwee
                         queen.seek("q", dice.choice(GROUPS), to_offset=dice.randrange(100))
                     case 5:
                         queen.dlq_requeue("q")
+                    case 6:
+                        queen.drop_group("q", dice.choice(GROUPS))
+                    case 7:
+                        queen.configure_queue("q", {"delivery_max_attempts": 3})
+                    case 8:
+                        queen.drop_queue("q")
             case 3:
                 queen.connection.execute("call queen.maintain('1 second')")
                 time.sleep(0.02)
