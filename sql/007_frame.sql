@@ -78,7 +78,7 @@ u32, u16, i64 = struct.Struct(">I").unpack_from, struct.Struct(">H").unpack_from
 def damaged(why):
     plpy.error(
         "segment at offset %d of %s is damaged: %s" % (p_base, p_place, why),
-        hint="Restore it, or let each group skip it: queen.seek with to_offset behind its end (queen.log_segments.end_offset + 1).",
+        hint="Restore it, or let each group skip it: queen.seek with to_offset = queen.log_segments.end_offset + 1.",
         sqlstate="QN010",
     )
 
