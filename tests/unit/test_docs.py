@@ -28,7 +28,8 @@ README = ROOT / "README.md"
 REFERENCE = ROOT / "docs" / "reference.md"
 CONCEPTS = ROOT / "docs" / "concepts.md"
 OPERATIONS = ROOT / "docs" / "operations.md"
-OURS = (README, REFERENCE, CONCEPTS, OPERATIONS)
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+OURS = (README, REFERENCE, CONCEPTS, OPERATIONS, TUTORIAL)
 ROLES = ("queen_producer", "queen_consumer", "queen_reader", "queen_admin")
 
 UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -139,12 +140,13 @@ class Psql:
         self._process.stdout.close()
 
 
-def play(database: Database, block: Block) -> Iterator[tuple[str, str, str, str]]:
+def play(database: Database, block: Block, ids: dict[str, str] | None = None) -> Iterator[tuple[str, str, str, str]]:
     """Run a session: prompt, statement as it was sent, the output that the document shows, and what came.
 
-    An id that the document shows in some output is, in later statements, the one that came in its place.
+    An id that the document shows in some output is, in later statements, the one that came in its place; in those of
+    other blocks too when they share `ids`.
     """
-    ids: dict[str, str] = {}
+    ids = {} if ids is None else ids
     with contextlib.ExitStack() as stack:
         shells: dict[str, Psql] = {}
         for prompt, statement, shown in turns(block.text):
@@ -157,9 +159,9 @@ def play(database: Database, block: Block) -> Iterator[tuple[str, str, str, str]
             yield prompt, sent, shown, came
 
 
-def check_session(database: Database, block: Block) -> None:
+def check_session(database: Database, block: Block, ids: dict[str, str] | None = None) -> None:
     """The document shows what comes."""
-    for _, statement, shown, came in play(database, block):
+    for _, statement, shown, came in play(database, block, ids):
         assert shape(came) == shape(shown), f"{block}: {statement}"
 
 
@@ -211,6 +213,30 @@ def test_session_gives_what_is_shown(app: Database, block: Block) -> None:
 @pytest.mark.parametrize("block", blocks(README, "python"), ids=str)
 def test_python_runs(app: Database, block: Block) -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", block.text], env=named(app), check=True, timeout=60)
+
+
+def test_tutorial(app: Database) -> None:
+    *sessions, letters = blocks(TUTORIAL, "console")
+    (program,) = blocks(TUTORIAL, "python")
+    ids: dict[str, str] = {}
+    for block in sessions:
+        check_session(app, block, ids)
+
+    # Given up after one delivery, to be quick; the page shows what the default gives.
+    app.execute("select queen.configure_queue('expiries', '{\"delivery_max_attempts\": 1}')")
+    app.execute("insert into orders (id) values (9)")
+    consumer = subprocess.Popen([sys.executable, "-W", "error", "-c", program.text], env=named(app))
+    try:
+        for _, statement, shown, came in play(app, letters):
+            assert shape(came) == shape(shown.replace("|        5 |", "|        1 |")), f"{letters}: {statement}"
+            if "push" in statement:
+                wait_for(lambda: app.rows("select from queen.log_dlq where queue = 'expiries'") != [], 20)
+        app.execute("select queen.schedule('expiries', 'expire 9', '{\"order\": 9}', delay => '0')")
+        wait_for(lambda: app.value("select status from orders where id = 9") == "expired", 20)
+        assert consumer.poll() is None
+    finally:
+        consumer.terminate()
+        consumer.wait(timeout=20)
 
 
 def named(database: Database, user: str = "web") -> dict[str, str]:
@@ -482,6 +508,7 @@ def test_every_block_is_of_a_kind_that_is_checked(file: Path) -> None:
         README: {"console", "sql", "sh", "conf", "python"},
         REFERENCE: {"sql signature"},
         CONCEPTS: {"console"},
+        TUTORIAL: {"console", "python"},
         OPERATIONS: {"console", "sql", "sh"},
     }
     fences = re.findall(r"^ *```(.*)$", plain(file), re.MULTILINE)
@@ -524,7 +551,8 @@ def test_words_in_code_marks_exist(catalog: Database, file: Path) -> None:
     foreign = set(
         "shared_preload_libraries max_worker_processes pg_hba lock_timeout statement_timeout max_wal_size"
         " idle_in_transaction_session_timeout hot_standby_feedback autovacuum_vacuum_scale_factor"
-        " autovacuum_vacuum_threshold pg_dump pg_dumpall pg_config pg_cron pg_queen PG_CONFIG".split()
+        " autovacuum_vacuum_threshold pg_stat_activity pg_monitor"
+        " pg_dump pg_dumpall pg_config pg_cron pg_queen PG_CONFIG".split()
     )
     for words in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", plain(file), flags=re.DOTALL)):
         for word in re.findall(r"(?<![\w.])[A-Za-z]+(?:_[A-Za-z]+)+\b", words):
@@ -574,8 +602,16 @@ def test_errors_of_the_readme_are_those_of_the_server(app: Database) -> None:
 
 
 def test_operations_sql_runs_and_removes(app: Database) -> None:
-    """In the order of the page: what is removed at the end is gone."""
-    for block in blocks(OPERATIONS, "sql"):
+    """In the order of the page, as the role it names: what is removed at the end is gone."""
+    app.execute("create role docs_operator login")
+    app.execute("grant queen_admin, pg_monitor to docs_operator")
+    removal = [block.line for block in blocks(OPERATIONS, "sql", "Removal")]
+    with app.connect("docs_operator") as operator:
+        for block in blocks(OPERATIONS, "sql"):
+            if block.line not in removal:
+                for statement in block.text.split(";\n"):
+                    operator.execute(statement.encode())
+    for block in blocks(OPERATIONS, "sql", "Removal"):
         run_sql(app, block)
     assert app.rows("select from pg_extension where extname = 'pg_queen'") == []
     assert app.rows("select from cron.job") == []
