@@ -310,6 +310,52 @@ def test_pg_cron_in_another_database(app: Database) -> None:
     assert app.rows("select from cron.job where database = 'shop'") == []
 
 
+def test_a_dump_has_everything_and_the_jobs_can_be_left_out(app: Database) -> None:
+    command = next(line for block in blocks(OPERATIONS, "sh") for line in block.text.splitlines() if "pg_dump" in line)
+    app.execute("select queen.schedule('restored', 'k', '1', delay => '1 day')")
+    app.execute("select queen.push('restored', '{}')")
+    app.execute("select queen.configure('horizon', '11 years')")
+    app.execute("create database copy")
+    copy = Database(app.cluster, "copy")
+    try:
+        # It goes on after errors: pg_cron cannot be created in a database of this name.
+        program = pg_config("--bindir") / "psql"
+        restored = subprocess.run(
+            f"{command} | '{program}' -X -q -d copy",
+            shell=True,
+            env=named(app, "postgres"),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        errors = re.findall(r"ERROR: .*", restored.stderr)
+        assert [error for error in errors if "cron" not in error and "create extension in database" not in error] == []
+        for table in ("queues", "log_partitions", "log_timers", "log_segments", "log_txns", "config"):
+            count = f"select count(*) from queen.{table} x"
+            assert copy.value(count) == app.value(count), table
+        assert copy.value("select status from queen.push('restored', '{}')") == "queued"
+        assert copy.value("select \"offset\" from queen.push('restored', '{}')") == 3
+        assert copy.value("select status from queen.push('a new one', '{}')") == "queued"
+    finally:
+        copy.close()
+        app.execute("drop database copy")
+        app.execute("select queen.configure('horizon', null)")
+
+
+def test_what_is_said_of_expansion_and_isolation(app: Database) -> None:
+    connection = app.connect("web")
+    expanded = connection.execute("select (queen.schedule('said', 'k', '1', delay => '1 day')).*").fetchone()
+    assert expanded is not None
+    assert expanded[1] == "rescheduled"
+
+    connection.execute("begin isolation level repeatable read")
+    connection.execute("select 1")
+    app.execute("select queen.schedule('said', 'later', '1', delay => '1 day')")
+    assert connection.execute("select status from queen.cancel('said', 'later')").fetchone() == ("absent",)
+    connection.execute("commit")
+    assert connection.execute("select status from queen.cancel('said', 'later')").fetchone() == ("cancelled",)
+
+
 # The catalog
 
 
@@ -611,8 +657,18 @@ def test_operations_sql_runs_and_removes(app: Database) -> None:
             if block.line not in removal:
                 for statement in block.text.split(";\n"):
                     operator.execute(statement.encode())
-    for block in blocks(OPERATIONS, "sql", "Removal"):
-        run_sql(app, block)
+    remove, sweep_up, roles = blocks(OPERATIONS, "sql", "Removal")
+    run_sql(app, remove)
     assert app.rows("select from pg_extension where extname = 'pg_queen'") == []
     assert app.rows("select from cron.job") == []
+
+    # Not stopped first.
+    app.execute("create extension pg_queen")
+    app.execute("select queen.start()")
+    app.execute("drop extension pg_queen")
+    assert app.rows("select from cron.job") != []
+    run_sql(app, sweep_up)
+    assert app.rows("select from cron.job") == []
+
+    run_sql(app, roles)
     assert app.rows("select from pg_roles where rolname like 'queen\\_%%'") == []
