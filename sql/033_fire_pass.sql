@@ -39,6 +39,7 @@ comment on type queen._group is 'Due rows of one destination.';
 create type queen._pass as (
     fired   int,            -- timers delivered
     failed  int,            -- timers backed off or archived for a fault of their own
+    held    int,            -- rows passed over because somebody holds them
     bound   timestamptz,    -- nothing due lies before this but rows somebody holds
     more    boolean,        -- work was left for lack of room
     late    bigint[],       -- how many by lateness: queen._late_bounds()
@@ -84,6 +85,7 @@ declare
 begin
   v_pass.fired := 0;
   v_pass.failed := 0;
+  v_pass.held := 0;
   v_pass.more := false;
   perform queen._gate(false);
 
@@ -193,6 +195,7 @@ begin
     v_pass.fired := v_fired.fired;
     v_pass.failed := v_fired.failed;
     v_pass.late := v_fired.late;
+    v_pass.held := cardinality(v_tids) - v_fired.fired - v_fired.failed;
   end if;
   v_pass.failed := v_pass.failed + coalesce(queen._fail_groups(v_groups, p_now), 0);
 

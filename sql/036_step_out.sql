@@ -76,33 +76,44 @@ set jit = off
 as $$
 declare
   v_busy queen.log_busy;
-  v_free queen.log_busy[] := array[]::queen.log_busy[];
+  v_all queen.log_busy[];
+  v_free queen.log_busy[];
   v_pid bigint;
-  v_ask boolean;          -- to wait for it shortly, once a second: a look that never waits is never served in a crowd
   v_got boolean;
+  v_waits int := 0;
   v_back int := 0;
 begin
-  for v_busy in select b.* from queen.log_busy b order by b.tried_at limit 16 loop
-    if v_busy.away_from <= p_now then
-      v_free := v_free || v_busy;
-      continue;
-    end if;
+  v_all := array(select b from queen.log_busy b order by b.tried_at limit 256);
+  with got as materialized (
+    select b.tenant_id, b.queue, b."partition", b.since, b.away_from, b.away_to, b.tried_at
+      from unnest(v_all) b
+      join queen.queues q on q.tenant_id = b.tenant_id and q.name = b.queue
+      join queen.log_partitions p on p.queue_id = q.id and p.name = b."partition"
+     where b.away_from > p_now
+     order by p.id
+       for update of p skip locked
+  )
+  select array_agg(row(g.*)::queen.log_busy) into v_free
+    from (select * from got
+          union all
+          select b.* from unnest(v_all) b where b.away_from <= p_now) g;
+  -- Once a second a wait for each, a short one and few a call: a look that never waits is never served in a crowd, and
+  -- only an attempt tells whether somebody is still at a birth.
+  foreach v_busy in array v_all loop
+    exit when v_waits >= 4;
+    continue when v_busy = any (v_free) or v_busy.tried_at > p_now - interval '1 second';
     v_pid := queen._partition_id(v_busy.tenant_id, v_busy.queue, v_busy."partition");
-    v_ask := v_busy.tried_at <= p_now - interval '1 second';
-    if v_pid is not null then
-      perform from queen.log_partitions p where p.id = v_pid for update skip locked;
-      v_got := found or (v_ask and queen._try_partition(v_pid));
-    else
-      v_got := v_ask and queen._try_birth(v_busy.tenant_id, v_busy.queue, v_busy."partition");
-    end if;
+    v_got := case when v_pid is null then queen._try_birth(v_busy.tenant_id, v_busy.queue, v_busy."partition")
+                  else queen._try_partition(v_pid) end;
     if v_got then
       v_free := v_free || v_busy;
-    elsif v_ask then
+    else
+      v_waits := v_waits + case when v_pid is null then 1 else 4 end;
       update queen.log_busy b set tried_at = p_now
        where b.tenant_id = v_busy.tenant_id and b.queue = v_busy.queue and b."partition" = v_busy."partition";
     end if;
   end loop;
-  if cardinality(v_free) = 0 then
+  if v_free is null then
     return 0;
   end if;
   perform queen._gate(true);
@@ -127,14 +138,14 @@ begin
 end
 $$;
 comment on function queen._come_back(timestamptz) is
-  'Brings back the rows of partitions that are free by now; how many. May wait for the gate, and once a second 10 ms for one of them.';
+  'Brings back the rows of partitions that are free by now; how many. May wait for the gate, and some 10 ms for partitions.';
 
 create function queen._try_birth(p_tenant uuid, p_queue text, p_partition text)
 returns boolean
 language plpgsql
 volatile
 set search_path = pg_catalog, queen, pg_temp
-set lock_timeout = '10ms'
+set lock_timeout = '2ms'
 as $$
 begin
   perform queen._provision(p_tenant, p_queue, p_partition);
@@ -143,7 +154,7 @@ exception when lock_not_available then
   return false;
 end
 $$;
-comment on function queen._try_birth(uuid, text, text) is 'Makes a destination, waiting at most 10 ms for an uncommitted birth of the same names.';
+comment on function queen._try_birth(uuid, text, text) is 'Makes a destination, waiting at most 2 ms for an uncommitted birth of the same names.';
 
 create function queen._try_partition(p_partition_id bigint)
 returns boolean

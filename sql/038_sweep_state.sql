@@ -44,8 +44,11 @@ create type queen._sweep_state as (
     idle        interval,
     bound       timestamptz,     -- nothing due lies before it, but late commits
     end_at      timestamptz,     -- the run ends
-    full_at     timestamptz,     -- next scan from the start
-    full_scan   boolean,         -- this pass is one
+    full_at     timestamptz,     -- next look from the start, due or not
+    full_scan   boolean,         -- this look is one
+    dear        boolean,         -- the last one was dear: passes too begin at the bound
+    fresh       bigint,          -- timers fired since that look
+    held        int,             -- rows that the last pass found in somebody's hands
     back_at     timestamptz,     -- next look at partitions that were held
     met         text[],          -- partitions that passes found held, by key,
     met_at      timestamptz[],   --   and since when
@@ -90,6 +93,14 @@ end
 $$;
 comment on function queen._probe(timestamptz, timestamptz) is 'Earliest visible_at in a span of time, or null.';
 
+-- Counted by this backend for itself, so it is exact and needs no clock, which a busy machine would falsify.
+create function queen._pages_read()
+returns bigint
+language sql
+volatile
+return pg_stat_get_xact_blocks_fetched('queen.idx_log_timers_visible'::regclass) + pg_stat_get_xact_blocks_fetched('queen.log_timers'::regclass);
+comment on function queen._pages_read() is 'Pages of the timers and their index that this backend has asked for; 0 while track_counts is off.';
+
 create function queen._add(p_counts bigint[], p_more bigint[])
 returns bigint[]
 language plpgsql
@@ -112,8 +123,7 @@ volatile
 set search_path = pg_catalog, queen, pg_temp
 as $$
 begin
-  if p_state.wrote_at > p_now - interval '1 second'
-     or (p_state.passes = 0 and p_state.errors = 0 and p_state.wrote_at > p_now - interval '5 seconds') then
+  if p_state.passes = 0 and p_state.errors = 0 and p_state.wrote_at > p_now - interval '5 seconds' then
     return p_state;
   end if;
   insert into queen.sweep_stats as s (worker, pid, started_at, last_seen_at, last_fire_at, passes, fired, failed, errors, last_error, last_error_at, late)

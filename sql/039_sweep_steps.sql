@@ -17,21 +17,27 @@ set search_path = pg_catalog, queen, pg_temp
 as $$
 declare
   v_pass queen._pass;
-  v_from timestamptz := case when p_state.full_scan then '-infinity' else p_state.bound - interval '100 milliseconds' end;
+  v_from timestamptz := case when p_state.full_scan or not p_state.dear then '-infinity' else p_state.bound - interval '100 milliseconds' end;
 begin
   v_pass := queen._fire_safely(p_state.max_rows, p_state.max_bytes, v_from, p_state.worker, p_state.workers, p_now);
-  -- A scan from the start that only met rows somebody holds must not throw the bound back.
-  if not p_state.full_scan or v_pass.fired > 0 or p_state.bound = '-infinity' then
+  -- A pass from the start that only met rows somebody holds must not throw the bound back.
+  if v_from > '-infinity' or v_pass.fired > 0 or v_pass.stuck is not null or p_state.bound = '-infinity' then
     p_state.bound := v_pass.bound;
   end if;
+  p_state.held := v_pass.held;
+  p_state.fresh := p_state.fresh + v_pass.fired;
   p_state.passes := p_state.passes + 1;
   p_state.fired := p_state.fired + v_pass.fired;
   p_state.failed := p_state.failed + v_pass.failed;
   p_state.late := queen._add(p_state.late, v_pass.late);
-  select array_agg(g.*) into p_state.stuck from unnest(v_pass.stuck) g where g.why <> 'other';
   select array_agg(k.key), array_agg(coalesce(m.at, p_now)) into p_state.met, p_state.met_at
-    from (select queen._place_key(g) as key from unnest(p_state.stuck) g where g.why = 'busy') k
+    from (select queen._place_key(g) as key from unnest(v_pass.stuck) g where g.why = 'busy') k
     left join unnest(p_state.met, p_state.met_at) as m (key, at) on m.key = k.key;
+  -- Most partitions are held for a moment only, by a push or by a colleague: those met lately are left alone.
+  select array_agg(g.*) into p_state.stuck
+    from unnest(v_pass.stuck) g
+   where g.why in ('missing', 'away')
+      or (g.why = 'busy' and p_state.met_at[array_position(p_state.met, queen._place_key(g))] <= p_now - interval '150 milliseconds');
   p_state.wait := case
     when v_pass.fired + v_pass.failed > 0 then 0
     when exists (select from unnest(v_pass.stuck) g where g.why = 'missing') and p_state.step_at <= p_now then 0
@@ -41,6 +47,8 @@ end
 $$;
 comment on function queen._sweep_pass(queen._sweep_state, timestamptz) is 'One pass of the resident sweeper under row locks.';
 
+-- The time spent waiting in one step is bounded, however many are held: four births of 2 ms and one partition of 10 ms
+-- (036_step_out.sql). Those beyond it are left for the next step, or step out unasked.
 create function queen._sweep_stuck(p_state queen._sweep_state, p_now timestamptz)
 returns queen._sweep_state
 language plpgsql
@@ -50,30 +58,38 @@ as $$
 declare
   v_group queen._group;
   v_moved int := 0;
-  v_got boolean := false;
+  v_waits int := 0;
+  v_asked boolean := false;
+  v_unborn text[] := array[]::text[];
 begin
   foreach v_group in array p_state.stuck loop
-    if v_group.why = 'missing' then
+    if v_group.why = 'missing' and v_group.tenant_id || v_group.queue <> all (v_unborn) then
+      if v_waits >= 4 then
+        continue;
+      end if;
       if queen._try_birth(v_group.tenant_id, v_group.queue, v_group.part) then
         p_state.again := true;
-      elsif v_group.tids is not null then
-        v_moved := v_moved + queen._step_out(v_group, p_now);
+        continue;
       end if;
-    elsif v_group.why = 'busy'
-          and coalesce(p_state.met_at[array_position(p_state.met, queen._place_key(v_group))], p_now) > p_now - interval '150 milliseconds' then
-      -- Most partitions are held for a moment only, by a push or by a colleague.
-      continue;
-    elsif v_group.why = 'busy' and queen._try_partition(v_group.pid) then
-      v_got := true;
-    else
+      v_waits := v_waits + 1;
+      if not exists (select from queen.queues q where q.tenant_id = v_group.tenant_id and q.name = v_group.queue) then
+        v_unborn := v_unborn || (v_group.tenant_id || v_group.queue);
+      end if;
+    elsif v_group.why = 'busy' and not v_asked then
+      v_asked := true;
+      if queen._try_partition(v_group.pid) then
+        continue;
+      end if;
+    end if;
+    if v_group.tids is not null then
       v_moved := v_moved + queen._step_out(v_group, p_now);
     end if;
   end loop;
   p_state.stuck := null;
-  p_state.step_at := p_now + interval '50 milliseconds';
+  p_state.step_at := p_now + case when v_moved > 0 or v_waits > 0 then interval '50 milliseconds' else interval '0' end;
   p_state.wait := 0;
-  if v_got and v_moved = 0 then
-    -- Ours until the end of this transaction, so this pass finds it free.
+  if v_asked and v_moved = 0 then
+    -- A partition asked for is ours until the end of this transaction, so this pass finds it free.
     return queen._sweep_pass(p_state, p_now);
   end if;
   return p_state;
@@ -95,7 +111,9 @@ as $$
 declare
   v_now timestamptz := queen._now();
   v_next timestamptz;
+  v_began timestamptz;
   v_cost interval;
+  v_pages bigint;
   v_watch boolean := false;
   v_state text;
   v_message text;
@@ -114,8 +132,16 @@ begin
     p_state.bound := '-infinity';
     p_state.full_at := v_now;
   end if;
+  if p_state.wrote_at <= v_now - interval '1 second' then
+    -- In a block of its own: counts and errors are written also when no pass succeeds.
+    begin
+      p_state := queen._sweep_write(p_state, v_now);
+    exception when others then
+      p_state.errors := p_state.errors + 1;
+      p_state.error := format('%s (%s)', sqlerrm, sqlstate);
+    end;
+  end if;
   begin
-    p_state := queen._sweep_write(p_state, v_now);
     if p_state.tokens is not null then
       if p_state.stuck is not null then
         return queen._sweep_stuck(p_state, v_now);
@@ -139,13 +165,24 @@ begin
     -- long, for its table locks and its snapshot keep others.
     for v_look in 1..case when v_watch then 1 else 5 end loop
       p_state.full_scan := p_state.full_at <= v_now;
+      v_began := clock_timestamp();
+      v_pages := queen._pages_read();
       v_next := queen._probe(case when p_state.full_scan then '-infinity' else p_state.bound - interval '100 milliseconds' end,
                              v_now + p_state.idle);
-      v_cost := queen._now() - v_now;
+      if p_state.full_scan then
+        -- Looks from the start find what was committed late or scheduled in the past. They are the expensive ones while an
+        -- old snapshot is held: then their period stretches with their cost. 64 descents are 130 to 200 pages, and entries
+        -- of rows fired since the last look are met once.
+        v_cost := clock_timestamp() - v_began;
+        p_state.dear := queen._pages_read() - v_pages > 1500 + 3 * p_state.workers * p_state.fresh or v_cost > interval '50 milliseconds';
+        p_state.fresh := 0;
+        p_state.full_at := v_now + case when p_state.dear then least(greatest(100 * v_cost, interval '500 milliseconds'), interval '4 seconds')
+                                        else interval '50 milliseconds' end;
+      end if;
       exit when v_next <= v_now;
       p_state.bound := greatest(p_state.bound, v_now);
       p_state.wait := extract(epoch from coalesce(v_next - v_now, p_state.idle));
-      exit when p_state.full_scan or v_look = 5 or v_watch or clock_timestamp() + p_state.idle > p_state.end_at;
+      exit when v_look = 5 or v_watch or clock_timestamp() + p_state.idle > p_state.end_at;
       perform pg_sleep(p_state.wait);
       v_now := queen._now();
     end loop;
@@ -156,12 +193,14 @@ begin
     elsif p_state.mode = 'lease' then
       p_state := queen._sweep_claim(p_state);
     else
+      -- Something that far behind the bound was committed late, and there may be more of it: from the start, though dear.
+      p_state.full_scan := p_state.full_scan or v_next < p_state.bound - interval '50 milliseconds';
       p_state := queen._sweep_pass(p_state, v_now);
-    end if;
-    if p_state.full_scan then
-      -- The scan from the start is the expensive one while an old snapshot is held: its period stretches with its cost.
-      p_state.full_at := v_now + least(greatest(30 * v_cost, interval '500 milliseconds'), interval '4 seconds');
-      p_state.full_scan := false;
+      if p_state.held > 200 then
+        -- Every pass from the start reads them again, about 10 us each (2026-12-01).
+        p_state.dear := true;
+        p_state.full_at := greatest(p_state.full_at, v_now + least(p_state.held * interval '300 microseconds', interval '4 seconds'));
+      end if;
     end if;
   exception when others then
     get stacked diagnostics v_state = returned_sqlstate, v_message = message_text;

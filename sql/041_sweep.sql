@@ -27,6 +27,9 @@ begin
   v_state.end_at := queen._sweep_end(p_run_for, p_worker);
   v_state.full_at := '-infinity';
   v_state.full_scan := false;
+  v_state.dear := false;
+  v_state.fresh := 0;
+  v_state.held := 0;
   v_state.back_at := '-infinity';
   v_state.step_at := '-infinity';
   v_state.wrote_at := '-infinity';
