@@ -519,6 +519,13 @@ def test_reference_has_every_setting(catalog: Database) -> None:
     assert sorted(rows) == sorted(there)
 
 
+def test_reference_has_the_bounds_of_lateness(catalog: Database) -> None:
+    (text,) = re.findall(r"buckets that begin at (.*?)\.\n", section("Tables").replace(",\n", ", "), re.DOTALL)
+    milliseconds, seconds = (re.findall(r"\d+", part) for part in text.split(" ms, "))
+    bounds = [int(x) / 1000 for x in milliseconds] + [float(x) for x in seconds]
+    assert bounds == catalog.value("select queen._late_bounds()")
+
+
 def test_reference_has_every_sqlstate() -> None:
     documented = set(re.findall(r"^\| (\w{5}) \|", section("Errors"), re.MULTILINE))
     sources = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "sql").glob("*.sql"))
