@@ -70,7 +70,7 @@ end
 $$;
 comment on function queen._check_names(text, text[], int) is 'queen._check_name for every element; the message names the first bad one.';
 
-create function queen._check_group(p_group text)
+create function queen._check_group(p_group text, p_argument text default 'consumer_group')
 returns void
 language plpgsql
 stable
@@ -78,13 +78,13 @@ parallel safe
 set search_path = pg_catalog, queen, pg_temp
 as $$
 begin
-  perform queen._check_name('consumer_group', p_group);
+  perform queen._check_name(p_argument, p_group);
   if p_group = '__timer__' then
-    perform queen._refuse('consumer_group', '"__timer__" is reserved', 'It marks dead letters of timers; choose another name.');
+    perform queen._refuse(p_argument, '"__timer__" is reserved', 'It marks dead letters of timers; choose another name.');
   end if;
 end
 $$;
-comment on function queen._check_group(text) is 'Refuses a bad or reserved consumer group.';
+comment on function queen._check_group(text, text) is 'Refuses a bad or reserved consumer group.';
 
 create function queen._check_bytes(p_argument text, p_bytes bigint)
 returns void

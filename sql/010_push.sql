@@ -1,7 +1,27 @@
 -- push, push_bytes, push_many: one implementation. Locks: the partition, to the end of the caller's transaction.
 --
--- Deduplication: a txn that the caller names is looked up in the whole queue, within the setting txn_window, under the
--- partition's lock. A timer's fire does not look: its guarantee is that append and delete are one commit.
+-- Deduplication: a txn that the caller names is looked up in the whole queue, within the setting txn_window. Two pushes of
+-- one txn into two partitions must see one another, so its bucket is locked first. A timer's fire does not look: its
+-- guarantee is that append and delete are one commit.
+
+-- Buckets, and not a lock a txn: a batch of 10,000 names would fill the server's lock table. Of two strangers one in 1,024
+-- waits for the other's commit.
+create function queen._lock_txns(p_tenant uuid, p_queues text[], p_txns text[])
+returns void
+language plpgsql
+volatile
+set search_path = pg_catalog, queen, pg_temp
+as $$
+begin
+  perform pg_advisory_xact_lock(hashtext('pg_queen txn'), k.bucket)
+     from (select distinct hashtext(p_tenant || '/' || u.queue || '/' || (hashtext(u.txn) & 1023)) as bucket
+             from unnest(p_queues, p_txns) as u (queue, txn)
+            where u.txn is not null
+            order by 1) k;
+end
+$$;
+comment on function queen._lock_txns(uuid, text[], text[]) is
+  'Locks the buckets of named txns to the end of the transaction, in one order; before partitions, after births.';
 
 create function queen._push(
     p_tenant uuid,
@@ -30,6 +50,9 @@ declare
 begin
   loop
     v_pid := queen._provision(p_tenant, p_queue, p_partition);
+    if v_named then
+      perform queen._lock_txns(p_tenant, array_fill(p_queue, array[v_n]), p_txns);
+    end if;
     perform from queen.log_partitions p where p.id = v_pid for update;
     exit when found;
   end loop;
@@ -249,13 +272,15 @@ as $$
 #variable_conflict use_column
 begin
   perform queen._check_name('queue', sent.queue);
-  perform queen._check_name('txn', sent.txn);
+  -- The txn of a requeued dead letter is longer than one that can be sent.
+  perform queen._check_name('txn', sent.txn, case when sent.txn like 'dlq:%' then 2048 else 255 end);
   return query
   select s.name, s."offset", s.message_id, s.created_at
     from queen._seen(queen._check_tenant(sent.tenant), sent.queue, sent.txn) s;
 end
 $$;
 comment on function queen.sent(text, text, uuid) is
-  'Was it sent? Where a message with this txn is in the log, by an index. For a timer, pass the txn of its verdict: that is'
-  ' what to look at after a cancel that answered absent. No row when it is not there, or older than txn_window. Errors:'
+  'Was it sent? Where a message with this txn is in the log, by an index. Arguments: queue; txn, for a timer that of its'
+  ' verdict, and that is what to look at after a cancel that answered absent; tenant. Returns the place of the first; no row'
+  ' when it is not there, or older than txn_window. Errors:'
   ' 22023, QN002.';

@@ -70,7 +70,7 @@ begin
      set committed = p_committed, leased_to = null, lease_id = null, lease_expires_at = null, attempts = 0, attempted_to = 0,
          retry_at = queen._now() + interval '1 minute', last_error = p_error
    where c.partition_id = p_partition_id and c.consumer_group = p_group;
-  raise warning using errcode = 'QN010', message = p_error, hint = 'The partition is passed over for a minute; pop it by name to see the error.';
+  raise warning using errcode = 'QN010', message = p_error, hint = 'The partition is passed over for a minute. Restore the segment, or let the group skip it: queen.seek.';
 end
 $$;
 comment on function queen._pop_aside(bigint, text, bigint, text) is 'Passes over a partition with a damaged segment, with a warning.';
@@ -115,7 +115,7 @@ begin
       if pop."partition" is not null then
         raise;
       end if;
-      perform queen._pop_aside(v_batch.partitions[i], pop.consumer_group, v_batch.froms[i] - 1, sqlerrm);
+      perform queen._pop_aside(v_batch.partitions[i], pop.consumer_group, v_batch.froms[i] - 1, regexp_replace(sqlerrm, '^plpy\.Error: ', ''));
     end;
   end loop;
 end

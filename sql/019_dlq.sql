@@ -59,6 +59,44 @@ end
 $$;
 comment on function queen._check_ids(uuid[]) is 'Refuses a null among dead letter ids.';
 
+create function queen._requeue(p_ids uuid[], p_partitions bigint[], p_tenant uuid, p_queue text)
+returns void
+language plpgsql
+volatile
+set search_path = pg_catalog, queen, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+  v_pids bigint[];
+  v_counts int[];
+  v_raws bytea[];
+  v_homes bigint[];
+  v_ranks int[];
+  v_hashes bytea[];
+  v_mids uuid[];
+begin
+  with letter as (
+    select u.pid, u.ord, d.message_id, r.txn, (row_number() over (partition by u.pid order by u.ord))::int as rank,
+           queen._frame(d.message_id, r.txn, d.producer_sub, d.deliver_at, d.encrypted,
+                        case when d.payload_zstd then queen._payload_expand(d.payload) else d.payload end) as frame
+      from unnest(p_ids, p_partitions) with ordinality as u (id, pid, ord)
+      join queen.log_dlq d on d.tenant_id = p_tenant and d.queue = p_queue and d.id = u.id
+     cross join lateral (select queen._requeued_txn(d) as txn) r
+  ), segment as (
+    select l.pid, count(*)::int as n, string_agg(l.frame, ''::bytea order by l.ord) as raw from letter l group by l.pid
+  )
+  select (select array_agg(s.pid order by s.pid) from segment s), (select array_agg(s.n order by s.pid) from segment s),
+         (select array_agg(s.raw order by s.pid) from segment s),
+         array_agg(l.pid), array_agg(l.rank), array_agg(queen._txn_hash(l.txn)), array_agg(l.message_id)
+    into v_pids, v_counts, v_raws, v_homes, v_ranks, v_hashes, v_mids
+    from letter l;
+  perform queen._append(v_pids, v_counts, v_raws, queen._now(), v_homes, v_ranks, v_hashes, v_mids);
+end
+$$;
+comment on function queen._requeue(uuid[], bigint[], uuid, text) is
+  'Appends dead letters, one segment a partition. The caller holds the partitions and the letters.';
+
 create function queen.dlq_requeue(queue text, ids uuid[] default null, tenant uuid default null)
 returns bigint
 language plpgsql
@@ -71,60 +109,77 @@ as $$
 declare
   v_tenant uuid := queen._check_tenant(dlq_requeue.tenant);
   v_max bigint := queen._setting('payload_max_bytes')::bigint + 1;
+  v_most bigint := queen._setting('batch_max_bytes')::bigint;
+  v_rows int := queen._setting('batch_max_ops')::int;
+  v_pids bigint[];
   v_ids uuid[];
-  v_place record;
-  v_at timestamptz;
-  v_done bigint := 0;
+  v_homes bigint[];
+  v_lows bigint[];
+  v_highs bigint[];
 begin
   perform queen._check_name('queue', dlq_requeue.queue);
   perform queen._check_ids(dlq_requeue.ids);
-  -- Leaves before partitions, against the lock order; safe, because this acquisition never waits.
-  select array_agg(l.id) into v_ids
-    from (select d.id, d.payload, d.payload_zstd
-            from queen.log_dlq d
-           where d.tenant_id = v_tenant and d.queue = dlq_requeue.queue
-             and (dlq_requeue.ids is null or d.id = any (dlq_requeue.ids))
-             for update skip locked) l
-   where queen._timer_problem('-', l.payload, l.payload_zstd, v_max) is null;
-  for v_place in
-    select queen._provision(v_tenant, dlq_requeue.queue, w.part) as pid, w.part
-      from (select distinct d."partition" as part from queen.log_dlq d
-             where d.tenant_id = v_tenant and d.queue = dlq_requeue.queue and d.id = any (v_ids)) w
-     order by 1
-  loop
-    perform from queen.log_partitions p where p.id = v_place.pid for update;
-    v_at := queen._now();
-    perform queen._append(array[v_place.pid], array[b.n], array[b.raw], v_at, b.pids, b.ranks, b.hashes, b.mids)
-       from (select count(*)::int as n,
-                    string_agg(queen._frame(m.message_id, m.txn, m.producer_sub, m.deliver_at, m.encrypted, m.payload), ''::bytea order by m.rank) as raw,
-                    array_agg(v_place.pid order by m.rank) as pids,
-                    array_agg(m.rank order by m.rank) as ranks,
-                    array_agg(queen._txn_hash(m.txn) order by m.rank) as hashes,
-                    array_agg(m.message_id order by m.rank) as mids
-               from (select d.message_id, d.producer_sub, d.deliver_at, d.encrypted, queen._requeued_txn(d) as txn,
-                            case when d.payload_zstd then queen._payload_expand(d.payload) else d.payload end as payload,
-                            (row_number() over (order by d.failed_at, d.id))::int as rank
-                       from queen.log_dlq d
-                      where d.tenant_id = v_tenant and d.queue = dlq_requeue.queue and d.id = any (v_ids)
-                        and d."partition" = v_place.part) m) b;
+  -- Partitions first, as the lock order has it; then the letters, some of which may be gone by now.
+  perform queen._provision(v_tenant, dlq_requeue.queue, w.part)
+     from (select distinct d."partition" as part from queen.log_dlq d
+            where d.tenant_id = v_tenant and d.queue = dlq_requeue.queue and (dlq_requeue.ids is null or d.id = any (dlq_requeue.ids))
+            order by 1) w;
+  v_pids := array(
+    select l.id
+      from (select p.id
+              from queen.log_partitions p
+              join queen.queues q on q.id = p.queue_id
+             where q.tenant_id = v_tenant and q.name = dlq_requeue.queue
+               and p.name in (select d."partition" from queen.log_dlq d
+                               where d.tenant_id = v_tenant and d.queue = dlq_requeue.queue
+                                 and (dlq_requeue.ids is null or d.id = any (dlq_requeue.ids)))
+             order by p.id
+               for update of p) l);
+  -- In segments of at most batch_max_bytes and batch_max_ops, numbered; the n-th of all partitions are one append.
+  with taken as (
+    select d.id, p.id as pid, d.payload, d.payload_zstd, d.failed_at
+      from queen.log_dlq d
+      join queen.log_partitions p on p.name = d."partition" and p.id = any (v_pids)
+     where d.tenant_id = v_tenant and d.queue = dlq_requeue.queue
+       and (dlq_requeue.ids is null or d.id = any (dlq_requeue.ids))
+       for update of d skip locked
+  ), placed as (
+    select t.id, t.pid, row_number() over w as n, (sum(octet_length(t.payload)) over w - octet_length(t.payload)) / v_most as full_bytes,
+           (row_number() over w - 1) / v_rows as full_rows
+      from taken t
+     where queen._timer_problem('-', null, t.payload, t.payload_zstd, v_max) is null
+    window w as (partition by t.pid order by t.failed_at, t.id)
+  ), cut as (
+    select c.id, c.pid, c.n, c.slice, row_number() over (order by c.slice, c.pid, c.n) as ord
+      from (select p.id, p.pid, p.n, dense_rank() over (partition by p.pid order by p.full_bytes::bigint, p.full_rows) as slice from placed p) c
+  )
+  select (select array_agg(c.id order by c.ord) from cut c), (select array_agg(c.pid order by c.ord) from cut c),
+         array_agg(b.low order by b.low), array_agg(b.high order by b.low)
+    into v_ids, v_homes, v_lows, v_highs
+    from (select min(c.ord) as low, max(c.ord) as high from cut c group by c.slice) b;
+  for i in 1..coalesce(cardinality(v_lows), 0) loop
+    perform queen._requeue(v_ids[v_lows[i]:v_highs[i]], v_homes[v_lows[i]:v_highs[i]], v_tenant, dlq_requeue.queue);
   end loop;
   delete from queen.log_dlq d
    where d.tenant_id = v_tenant and d.queue = dlq_requeue.queue and d.id = any (v_ids);
-  get diagnostics v_done = row_count;
-  return v_done;
+  return coalesce(cardinality(v_ids), 0);
 end
 $$;
 comment on function queen.dlq_requeue(text, uuid[], uuid) is
   'Appends dead letters to their partitions again, made if missing, for every group. Arguments: queue; ids, null for all of the'
   ' queue; tenant. The message keeps its id, payload and producer; its txn says where it came from: dlq:ID:GROUP:OFFSET:TXN'
-  ' (offset empty for a timer). Each letter is requeued once whatever runs beside it; those locked by somebody, and those whose'
+  ' (offset empty for a timer, a colon in GROUP as %3A, TXN always the first one). Each letter is requeued once whatever runs beside it; those locked by somebody, and those whose'
   ' payload is damaged, stay. Returns how many. Errors: 22023, QN002.';
 
+-- GROUP is percent-encoded as far as the colon asks for it, so that the place of TXN is certain. A letter that was requeued
+-- before keeps its first TXN, or it would grow with each round.
 create function queen._requeued_txn(p_letter queen.log_dlq)
 returns text
 language sql
 stable
-return 'dlq:' || p_letter.id || ':' || p_letter.consumer_group || ':' || coalesce(p_letter."offset"::text, '') || ':' || p_letter.txn;
+return 'dlq:' || p_letter.id || ':' || replace(replace(p_letter.consumer_group, '%', '%25'), ':', '%3A') || ':'
+    || coalesce(p_letter."offset"::text, '') || ':'
+    || regexp_replace(p_letter.txn, '^dlq:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:[^:]*:[0-9]*:', '');
 comment on function queen._requeued_txn(queen.log_dlq) is 'The txn of a requeued dead letter.';
 
 create function queen.dlq_purge(queue text, ids uuid[] default null, tenant uuid default null)

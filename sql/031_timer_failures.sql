@@ -63,12 +63,13 @@ comment on function queen._timers_failed(tid[], text[], interval, boolean, times
   'Backs off the rows, or archives those whose attempts are used up. The caller holds their locks.';
 
 -- What is wrong with a row by itself, whatever the log says. Names of the destination are asked once a group.
-create function queen._timer_problem(p_txn text, p_payload bytea, p_zstd boolean, p_max bigint)
+create function queen._timer_problem(p_txn text, p_sub text, p_payload bytea, p_zstd boolean, p_max bigint)
 returns text
 language sql
 stable
 return case
     when octet_length(p_txn) not between 1 and 255 then 'txn is ' || octet_length(p_txn) || ' bytes long'
+    when octet_length(p_sub) > 32767 then 'producer_sub is ' || octet_length(p_sub) || ' bytes long'
     when octet_length(p_payload) = 0 then 'stored payload is damaged: empty'
     when p_zstd then queen._payload_zstd_problem(p_payload, p_max) end;
-comment on function queen._timer_problem(text, bytea, boolean, bigint) is 'Why a row, perhaps written by hand, cannot become a frame; or null.';
+comment on function queen._timer_problem(text, text, bytea, boolean, bigint) is 'Why a row, perhaps written by hand, cannot become a frame; or null.';

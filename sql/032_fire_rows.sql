@@ -70,7 +70,7 @@ begin
   ), held as materialized (
     select t.ctid as tid, l.pid, w.ord, t.ctid = w.tid as same, t.deliver_at, t.message_id, t.producer_sub, t.encrypted,
            t.txn, nullif(t.txn, t.message_id::text) as own_txn, t.payload, t.payload_zstd,
-           coalesce(p_fault, queen._timer_problem(t.txn, t.payload, t.payload_zstd, v_max_payload)) as problem
+           coalesce(p_fault, queen._timer_problem(t.txn, t.producer_sub, t.payload, t.payload_zstd, v_max_payload)) as problem
       from unnest(p_tids, p_partitions) with ordinality as w (tid, pid, ord)
       join place l on l.pid = w.pid
       join queen.log_timers t on t.ctid = w.tid

@@ -2,7 +2,7 @@
 --
 -- The canonical lock order of pg_queen, which every path that may wait follows:
 --   1 timers       by (queue, timer_key)
---   2 queues       by name
+--   2 queues       by name, then names of partitions to be born; then buckets of named txns (queen._lock_txns)
 --   3 partitions   by ascending id
 --   4 consumers    by ascending partition id, then group
 --   5 leaves       segments, txns, dead letters: rows of one's own
@@ -51,7 +51,7 @@ begin
     perform queen._check_bytes(v_at || '.payload', octet_length(convert_to((p_op -> 'payload')::text, 'UTF8')));
     return;
   end if;
-  perform queen._check_group(p_op ->> 'consumer_group');
+  perform queen._check_group(p_op ->> 'consumer_group', v_at || '.consumer_group');
   perform queen._check_name(v_at || '.partition', p_op ->> 'partition');
   if (p_op ->> 'lease_id') is null or (p_op ->> 'lease_id') !~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then
     perform queen._refuse('ops', format('%s.lease_id is no lease', v_at), 'Accepted is the lease_id as queen.pop returned it.');
@@ -63,6 +63,31 @@ begin
 end
 $$;
 comment on function queen._transaction_check(jsonb, bigint) is 'Refuses one bad operation of queen.transaction.';
+
+-- Granted to both roles, so what the operations ask for is asked here; of the session's user, because a definer function
+-- cannot see whom it was called by.
+create function queen._transaction_allowed(p_ops jsonb)
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, queen, pg_temp
+as $$
+declare
+  v_role text;
+begin
+  for v_role in
+    select distinct case when o.op ->> 'op' = 'ack' then 'queen_consumer' else 'queen_producer' end from jsonb_array_elements(p_ops) as o (op)
+  loop
+    if not (pg_has_role(session_user, v_role, 'member') or pg_has_role(session_user, 'queen_admin', 'member')) then
+      raise exception using
+        errcode = 'insufficient_privilege',
+        message = format('permission denied: %s takes the role %s', case v_role when 'queen_consumer' then 'ack' else 'sending' end, v_role),
+        hint = format('grant %I to %I;', v_role, session_user);
+    end if;
+  end loop;
+end
+$$;
+comment on function queen._transaction_allowed(jsonb) is 'Refuses a session user who may not do what the operations do.';
 
 create function queen.transaction(ops jsonb, tenant uuid default null)
 returns jsonb
@@ -84,8 +109,12 @@ begin
   end if;
   v_n := jsonb_array_length(transaction.ops);
   perform queen._check_batch('ops', v_n);
+  if octet_length(transaction.ops::text) > queen._setting('batch_max_bytes')::bigint then
+    perform queen._refuse('ops', format('is %s bytes long', octet_length(transaction.ops::text)), 'The setting batch_max_bytes sets the limit.');
+  end if;
   perform queen._transaction_check(o.op, o.ord - 1)
      from jsonb_array_elements(transaction.ops) with ordinality as o (op, ord) order by o.ord;
+  perform queen._transaction_allowed(transaction.ops);
   v_results := array_fill(null::jsonb, array[v_n]);
 
   -- 1 timers
@@ -109,6 +138,10 @@ begin
              from jsonb_array_elements(transaction.ops) as o (op)
             where o.op ->> 'op' = 'push'
             order by 1, 2) w;
+  perform queen._lock_txns(v_tenant, array_agg(o.op ->> 'queue'), array_agg(o.op ->> 'txn'))
+     from jsonb_array_elements(transaction.ops) as o (op)
+    where o.op ->> 'op' = 'push' and o.op ? 'txn'
+   having count(*) > 0;
   perform from queen.log_partitions p
     where p.id in (select queen._partition_id(v_tenant, o.op ->> 'queue', coalesce(o.op ->> 'partition', 'Default'))
                      from jsonb_array_elements(transaction.ops) as o (op)
@@ -134,16 +167,18 @@ begin
     v_results[v_item.ord] := to_jsonb(v_ack);
   end loop;
 
-  -- 5 leaves: the pushes of a partition as one segment, in input order.
+  -- 5 leaves: the pushes of a partition as one segment, in input order; repeated txns in a second round, when the first
+  -- of each, perhaps in another partition, has its place.
   for v_item in
     select w.queue, w.part, array_agg(w.ord order by w.ord) as ords, array_agg(w.payload order by w.ord) as payloads,
            array_agg(w.txn order by w.ord) as txns
       from (select o.ord, o.op ->> 'queue' as queue, coalesce(o.op ->> 'partition', 'Default') as part, o.op ->> 'txn' as txn,
-                   convert_to((o.op -> 'payload')::text, 'UTF8') as payload
+                   convert_to((o.op -> 'payload')::text, 'UTF8') as payload,
+                   o.op ? 'txn' and row_number() over (partition by (o.op ->> 'queue') collate "C", (o.op ->> 'txn') collate "C" order by o.ord) > 1 as again
               from jsonb_array_elements(transaction.ops) with ordinality as o (op, ord)
              where o.op ->> 'op' = 'push') w
-     group by w.queue, w.part
-     order by queen._partition_id(v_tenant, w.queue, w.part)
+     group by w.again, w.queue, w.part
+     order by w.again, queen._partition_id(v_tenant, w.queue, w.part)
   loop
     declare
       v_push record;
@@ -164,4 +199,4 @@ comment on function queen.transaction(jsonb, uuid) is
   ' JSON array of {"op": "ack", "queue", "consumer_group", "partition", "lease_id", "up_to"?}, {"op": "push", "queue",'
   ' "partition"?, "payload", "txn"?} and the operations of queen.apply; tenant. Everything is checked before the first write, locks'
   ' are taken in one order whatever the order of ops, so two transactions cannot deadlock. Returns an array of results aligned'
-  ' with ops. Errors: 22023, QN002; QN003 when an ack meets a lease that is lost, and then nothing is done.';
+  ' with ops. Acks take the role queen_consumer, the rest queen_producer. Errors: 22023, 42501, QN002; QN003 when an ack meets a lease that is lost, and then nothing is done.';

@@ -35,8 +35,8 @@ grant execute on function
   queen.push_many(text, jsonb[], text, text[], uuid)
 to queen_producer;
 
--- It acknowledges and sends, so it takes both roles; whoever has both may execute it through either.
-grant execute on function queen.transaction(jsonb, uuid) to queen_admin;
+-- It acknowledges and sends; queen._transaction_allowed asks for the role of each.
+grant execute on function queen.transaction(jsonb, uuid) to queen_producer, queen_consumer;
 
 -- A producer looks at what it scheduled and asks what was sent; a reader looks at everything.
 grant execute on function

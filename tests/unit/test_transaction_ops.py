@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from pg_queen import AckResult, LeaseLost, PushResult, Queen, TimerVerdict
+from psycopg.types.json import Jsonb
 
 from tests.conftest import StartSession
 from tests.support.clock import Clock
@@ -239,9 +240,30 @@ def test_two_groups_and_many_partitions_at_once(queen: Queen) -> None:
 
 
 def test_only_who_may_push_and_acknowledge(db: Database, producer: Connection, consumer: Connection) -> None:
-    for connection in (producer, consumer):
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            connection.execute("select queen.transaction('[]')")
+    Queen(producer).push("mine", 1)
+    message = Queen(consumer).pop("mine")[0]
+    lease = str(message.lease_id)
+    ack = {"op": "ack", "queue": "mine", "consumer_group": "default", "partition": "Default", "lease_id": lease}
+    for connection, ops, role in (
+        (producer, [_push(2), ack], "queen_consumer"),
+        (producer, [ack], "queen_consumer"),
+        (consumer, [ack, _push(2)], "queen_producer"),
+        (consumer, [_schedule("k")], "queen_producer"),
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match=role):
+            connection.execute("select queen.transaction(%s)", [Jsonb(ops)])
+    assert db.value("select count(*) from queen.log_timers") == 0
+    assert [r.status for r in Queen(producer).transaction([_push(3), _schedule("k")])] == ["queued", "scheduled"]
+    assert [r.status for r in Queen(consumer).transaction([ack])] == ["acked"]
+    Queen(producer).push("mine", 4)
+    db.execute("grant queen_producer to carl_consumer")
+    try:
+        lease = str(Queen(consumer).pop("mine")[0].lease_id)
+        ack["lease_id"] = lease
+        assert [r.status for r in Queen(consumer).transaction([ack, _push(5)])] == ["acked", "queued"]
+    finally:
+        db.execute("revoke queen_producer from carl_consumer")
+    db.execute("select queen.drop_queue('mine'), queen.drop_queue('out'), queen.drop_queue('in')")
     tenant = uuid4()
     results = Queen(db.connect("ada_admin")).transaction([_push(1), _schedule("k")], tenant=tenant)
     assert [r.status for r in results] == ["queued", "scheduled"]
