@@ -10,7 +10,8 @@ as $$
 declare
   v_home text := current_setting('cron.database_name', true);
 begin
-  if v_home is null then
+  -- Without the library a value in the configuration is a placeholder, which pg_settings does not list.
+  if not exists (select from pg_settings s where s.name = 'cron.database_name') then
     return 'pg_cron is not loaded: shared_preload_libraries does not name it';
   elsif v_home <> current_database() then
     return format('pg_cron keeps its jobs in database "%s"', v_home);
@@ -38,6 +39,23 @@ begin atomic
 end;
 comment on function queen._jobs(int, text) is 'The jobs of pg_cron that so many workers need.';
 
+-- Others may have jobs with names like ours, in this database or, on behalf of the same owner, in another one.
+create function queen._own_jobs()
+returns table (jobid bigint, name text, worker int)
+language plpgsql
+stable
+set search_path = pg_catalog, queen, pg_temp
+as $$
+begin
+  return query
+  select j.jobid, j.jobname::text, substring(j.jobname from '^pg_queen worker (\d+)$')::int
+    from cron.job j
+   where j.database = current_database() and j.username = current_user
+     and j.jobname ~ '^pg_queen (worker \d{1,2}|boot|maintenance)$';
+end
+$$;
+comment on function queen._own_jobs() is 'The jobs of this database that queen.start made.';
+
 create function queen.start(workers int default 2)
 returns setof text
 language plpgsql
@@ -58,7 +76,7 @@ begin
       errcode = 'QN001',
       message = v_problem,
       hint = case
-        when current_setting('cron.database_name', true) is null then
+        when v_problem like 'pg_cron is not loaded%' then
           format('Install pg_cron (Debian: postgresql-%s-cron), set', current_setting('server_version_num')::int / 10000)
           || ' shared_preload_libraries = ''pg_cron'' and cron.database_name = '''
           || current_database() || ''', restart the server, and run create extension pg_cron.'
@@ -73,10 +91,19 @@ begin
         from pg_extension e where e.extname = 'pg_cron') then
     v_schedule := '1 second';
   end if;
-  perform cron.unschedule(j.jobid)
-     from cron.job j
-    where j.database = current_database() and j.jobname like 'pg\_queen worker %'
-      and substring(j.jobname from '[0-9]+$')::int >= start.workers;
+  select j.jobname, j.database into v_job
+    from cron.job j
+    join queen._jobs(start.workers, v_schedule) w on w.name = j.jobname
+   where j.username = current_user and j.database <> current_database()
+   limit 1;
+  if found then
+    -- pg_cron would turn that job round to this database.
+    raise exception using
+      errcode = 'QN001',
+      message = format('a job "%s" of "%s" is there already, for database "%s"', v_job.jobname, current_user, v_job.database),
+      hint = format('Jobs for other databases need other names: "%s in %s".', v_job.jobname, v_job.database);
+  end if;
+  perform cron.unschedule(j.jobid) from queen._own_jobs() j where j.worker >= start.workers;
   for v_job in
     select w.name, w.schedule, w.command from queen._jobs(start.workers, v_schedule) w order by w.ord
   loop
@@ -86,8 +113,7 @@ begin
                       and j.command = v_job.command and j.active and j.username = current_user
                       -- Kept with the job when it was made: a restored dump, or a new cron.host, has others.
                       and j.nodename = current_setting('cron.host') and j.nodeport = current_setting('port')::int) then
-      perform cron.unschedule(j.jobid) from cron.job j
-        where j.database = current_database() and j.jobname = v_job.name and j.username = current_user;
+      perform cron.unschedule(j.jobid) from queen._own_jobs() j where j.name = v_job.name;
       perform cron.schedule(v_job.name, v_job.schedule, v_job.command);
     end if;
     return next v_job.name;
@@ -112,9 +138,7 @@ declare
   v_stopped int := 0;
 begin
   if queen._cron_problem() is null then
-    select count(cron.unschedule(j.jobid)) into v_stopped
-      from cron.job j
-     where j.database = current_database() and j.jobname like 'pg\_queen %';
+    select count(cron.unschedule(j.jobid)) into v_stopped from queen._own_jobs() j;
     -- A run under way would go on to the end of its minute.
     perform pg_cancel_backend(a.pid)
        from pg_stat_activity a

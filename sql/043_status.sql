@@ -22,8 +22,7 @@ begin
   pg_cron := coalesce(queen._cron_problem(), (select e.extversion from pg_extension e where e.extname = 'pg_cron'));
   jobs := 0;
   if queen._cron_problem() is null then
-    select count(*) into jobs from cron.job j
-     where j.database = current_database() and j.active and j.jobname like 'pg\_queen worker %';
+    select count(*) into jobs from queen._own_jobs() o join cron.job j on j.jobid = o.jobid where j.active and o.worker is not null;
   end if;
   select count(*) filter (where s.last_seen_at > v_now - interval '12 seconds'), max(s.last_seen_at), coalesce(sum(s.fired), 0)
     into workers_alive, last_pass_at, fired
