@@ -33,7 +33,7 @@ FUNCTIONS = {
     "dlq_requeue": "-x-x-",
     "dlq_purge": "-x-x-",
     "status": "xxxx-",
-    "transaction": "---x-",
+    "transaction": "xx-x-",
     "configure": "---x-",
     "configure_queue": "---x-",
     "drop_queue": "---x-",
