@@ -9,8 +9,7 @@ from tests.support.database import Database
 
 def test_jobs_with_names_like_ours(own_cron_db: Callable[[Mapping[str, str]], Database]) -> None:
     db = own_cron_db({})
-    db.execute("create role bob login")
-    db.execute("grant usage on schema cron to bob")
+    db.execute("create role bob login; grant usage on schema cron to bob")
     db.execute("select cron.schedule('pg_queen report', '0 3 * * *', 'select 1')")
     bob = db.connect("bob")
     for name in ("pg_queen worker 0", "pg_queen worker 9", "pg_queen worker 99999999999", "pg_queen worker 3b"):
