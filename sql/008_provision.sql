@@ -9,10 +9,8 @@ as $$
 begin
   return (
     select p.id
-      from queen.queues q
-      join queen.log_partitions p on p.queue_id = q.id
-     where q.tenant_id = p_tenant
-       and q.name = p_queue
+      from queen.log_partitions p
+     where p.queue_id = (select q.id from queen.queues q where q.tenant_id = p_tenant and q.name = p_queue)
        and p.name = p_partition);
 end
 $$;

@@ -17,6 +17,8 @@ language plpgsql
 volatile
 set search_path = pg_catalog, queen, pg_temp
 set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_mergejoin = off
 set jit = off
 as $$
 #variable_conflict use_column
@@ -32,7 +34,9 @@ begin
            hot = true,
            due_at = coalesce(p.due_at, p_at + interval '1 minute')
       from seg s
-     where p.id = s.pid
+     -- The row is locked, so its place is certain; as a plain join this could read every partition.
+     cross join lateral (select x.ctid as tid from queen.log_partitions x where x.id = s.pid limit 1) k
+     where p.ctid = k.tid
     returning p.id, p.last_offset - s.n + 1 as base, p.last_offset as tip, p.last_created_at as stamp
   ), segments as (
     insert into queen.log_segments (partition_id, base_offset, end_offset, created_at, raw_bytes, blob)

@@ -137,21 +137,24 @@ rows 1
 set search_path = pg_catalog, queen, pg_temp
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 declare
+  v_queue bigint;
   v_since timestamptz;
 begin
-  select queen._now() - queen._option(q.options, 'txn_window')::interval into v_since
+  select q.id, queen._now() - queen._option(q.options, 'txn_window')::interval into v_queue, v_since
     from queen.queues q where q.tenant_id = p_tenant and q.name = p_queue;
+  -- By the hash first, each hit's partition after; the limits keep it so whatever statistics say.
   select t.partition_id, p.name, t."offset", t.message_id, t.created_at
     into partition_id, name, "offset", message_id, created_at
     from queen.log_txns t
-    join queen.log_partitions p on p.id = t.partition_id
-    join queen.queues q on q.id = p.queue_id
+   cross join lateral (select x.name, x.queue_id from queen.log_partitions x where x.id = t.partition_id limit 1) p
    where t.txn_hash = queen._txn_hash(p_txn)
-     and q.tenant_id = p_tenant
-     and q.name = p_queue
+     and p.queue_id = v_queue
      and t.created_at >= v_since
    order by t.created_at, t."offset"
    limit 1;

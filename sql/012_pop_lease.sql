@@ -56,6 +56,11 @@ returns queen._batch
 language plpgsql
 volatile
 set search_path = pg_catalog, queen, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
 as $$
 declare
   v_batch queen._batch;
@@ -125,15 +130,17 @@ begin
            attempted_to = 0, retry_at = null, last_error = null, updated_at = v_now,
            behind = c.behind and w.hi < p.last_offset
       from unnest(v_batch.partitions, v_batch.tos) as w (pid, hi)
-      join queen.log_partitions p on p.id = w.pid
-     where c.partition_id = w.pid and c.consumer_group = p_group;
+     cross join lateral (select x.last_offset from queen.log_partitions x where x.id = w.pid limit 1) p
+     cross join lateral (select x.ctid as tid from queen.log_consumers x where x.partition_id = w.pid and x.consumer_group = p_group limit 1) k
+     where c.ctid = k.tid;
   else
     v_batch.lease_id := gen_random_uuid();
     update queen.log_consumers c
        set committed = w.lo - 1, leased_to = w.hi, lease_id = v_batch.lease_id, lease_expires_at = v_now + p_lease,
            attempts = w.tries, attempted_to = greatest(c.attempted_to, w.hi), retry_at = null, updated_at = v_now
       from unnest(v_batch.partitions, v_batch.froms, v_batch.tos, v_batch.tries) as w (pid, lo, hi, tries)
-     where c.partition_id = w.pid and c.consumer_group = p_group;
+     cross join lateral (select x.ctid as tid from queen.log_consumers x where x.partition_id = w.pid and x.consumer_group = p_group limit 1) k
+     where c.ctid = k.tid;
   end if;
   return v_batch;
 end

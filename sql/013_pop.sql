@@ -10,6 +10,9 @@ stable
 set search_path = pg_catalog, queen, pg_temp
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 begin
@@ -18,7 +21,10 @@ begin
     from unnest(p_partitions, p_from, p_to) as w (pid, lo, hi)
    cross join lateral (
          select format('partition "%s" of queue "%s"', p.name, q.name) as place
-           from queen.log_partitions p join queen.queues q on q.id = p.queue_id where p.id = w.pid) l
+           from queen.log_partitions p
+          cross join lateral (select x.name from queen.queues x where x.id = p.queue_id limit 1) q
+          where p.id = w.pid
+          limit 1) l
    cross join lateral (
          select g.base_offset, g.blob, g.created_at
            from queen.log_segments g
@@ -40,14 +46,15 @@ language sql
 stable
 set search_path = pg_catalog, queen, pg_temp
 begin atomic
-    select p_queue, p.name, r."offset", r.message_id, r.txn, j.payload,
+    select p_queue, w.name, r."offset", r.message_id, r.txn, j.payload,
            case when r.encrypted then r.payload when j.payload is null then coalesce(queen._payload_bytes(r.payload), r.payload) end,
            r.created_at, r.producer_sub,
            case when r."offset" <= w.tried_to then w.tries else 1 end,
            (p_batch).lease_id
-      from queen._read((p_batch).partitions, (p_batch).froms, (p_batch).tos) r
-      join unnest((p_batch).partitions, (p_batch).tries, (p_batch).tried_tos) as w (pid, tries, tried_to) on w.pid = r.partition_id
-      join queen.log_partitions p on p.id = r.partition_id
+      from (select u.pid, u.tries, u.tried_to, x.name
+              from unnest((p_batch).partitions, (p_batch).tries, (p_batch).tried_tos) as u (pid, tries, tried_to)
+             cross join lateral (select x.name from queen.log_partitions x where x.id = u.pid limit 1) x) w
+      join queen._read((p_batch).partitions, (p_batch).froms, (p_batch).tos) r on r.partition_id = w.pid
      cross join lateral (
            select case when r.encrypted then null
                        when p_careful then queen._payload_json_or_null(r.payload)
@@ -160,6 +167,9 @@ security definer
 set search_path = pg_catalog, queen, pg_temp
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 declare
   v_batch queen._batch;
@@ -173,7 +183,7 @@ begin
   select pop_segments.queue, p.name, greatest(w.lo, s.base_offset), least(w.hi, s.end_offset), s.base_offset, s.created_at,
          w.tries, w.tried_to, v_batch.lease_id, s.blob
     from unnest(v_batch.partitions, v_batch.froms, v_batch.tos, v_batch.tries, v_batch.tried_tos) as w (pid, lo, hi, tries, tried_to)
-    join queen.log_partitions p on p.id = w.pid
+   cross join lateral (select x.name from queen.log_partitions x where x.id = w.pid limit 1) p
    cross join lateral (
          select g.base_offset, g.end_offset, g.created_at, g.blob
            from queen.log_segments g

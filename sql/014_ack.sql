@@ -43,6 +43,11 @@ language plpgsql
 volatile
 security definer
 set search_path = pg_catalog, queen, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
 as $$
 declare
   v_pid bigint;
@@ -105,6 +110,11 @@ language plpgsql
 volatile
 security definer
 set search_path = pg_catalog, queen, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
 as $$
 declare
   v_pid bigint;
@@ -129,7 +139,7 @@ begin
   v_now := queen._now();
 
   if v_row.attempts >= (select queen._option(q.options, 'delivery_max_attempts')::int
-                          from queen.log_partitions p join queen.queues q on q.id = p.queue_id where p.id = v_pid) then
+                          from queen.queues q where q.id = (select p.queue_id from queen.log_partitions p where p.id = v_pid)) then
     perform queen._bury(v_pid, nack.consumer_group, v_row.committed + 1, v_row.attempts,
       coalesce(v_error, 'refused ' || v_row.attempts || ' times'), v_now);
     update queen.log_consumers c
@@ -163,6 +173,11 @@ language plpgsql
 volatile
 security definer
 set search_path = pg_catalog, queen, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
 as $$
 declare
   v_pid bigint;

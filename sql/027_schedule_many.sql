@@ -48,11 +48,13 @@ begin
          case when w.timer_key is null then l.deliver_at else i.due end
     from item i
     left join written w on w.timer_key = i.timer_key collate "C"
-    -- The leased row as the statement saw it; replaced under our eyes only by its own firer.
+    -- The leased row as the statement saw it; replaced under our eyes only by its own firer. The limit keeps it a look by
+    -- key: as a join it read all of the queue while statistics were those of an empty table.
     left join lateral (select t.txn, t.message_id, t.deliver_at
                          from queen.log_timers t
                         where w.timer_key is null
-                          and t.tenant_id = p_tenant and t.queue = p_queue and t.timer_key = i.timer_key) l on true
+                          and t.tenant_id = p_tenant and t.queue = p_queue and t.timer_key = i.timer_key
+                        limit 1) l on true
    order by i.ord;
 end
 $$;

@@ -64,9 +64,9 @@ begin
   v_result.failed := 0;
   with place as materialized (
     select p.id as pid, q.tenant_id, q.name as queue, p.name as part
-      from queen.log_partitions p
-      join queen.queues q on q.id = p.queue_id
-     where p.id in (select u.pid from unnest(p_partitions) as u (pid))
+      from (select distinct u.pid from unnest(p_partitions) as u (pid)) d
+     cross join lateral (select x.id, x.queue_id, x.name from queen.log_partitions x where x.id = d.pid limit 1) p
+     cross join lateral (select x.tenant_id, x.name from queen.queues x where x.id = p.queue_id limit 1) q
   ), held as materialized (
     select t.ctid as tid, l.pid, w.ord, t.ctid = w.tid as same, t.deliver_at, t.message_id, t.producer_sub, t.encrypted,
            t.txn, nullif(t.txn, t.message_id::text) as own_txn, t.payload, t.payload_zstd,

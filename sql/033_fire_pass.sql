@@ -113,10 +113,11 @@ begin
                   when b.away_from is not null then 'away'
                   when p.id is null then 'missing' end, g.tids, g.sizes, g.visible)::queen._group)
              from grp g
-             left join queen.queues q on q.tenant_id = g.tenant_id and q.name = g.queue
-             left join queen.log_partitions p on p.queue_id = q.id and p.name = g.part collate "C"
-             left join queen.log_busy b on b.tenant_id = g.tenant_id and b.queue = g.queue and b."partition" = g.part collate "C"
-                                       and b.away_from > p_now)
+             left join lateral (select x.id from queen.queues x where x.tenant_id = g.tenant_id and x.name = g.queue limit 1) q on true
+             left join lateral (select x.id from queen.log_partitions x where x.queue_id = q.id and x.name = g.part collate "C" limit 1) p on true
+             left join lateral (select x.away_from from queen.log_busy x
+                                 where x.tenant_id = g.tenant_id and x.queue = g.queue and x."partition" = g.part collate "C"
+                                   and x.away_from > p_now limit 1) b on true)
       into v_edge, v_flat, v_groups
       from edge e;
     -- A full window that ends within a large instant leaves too little, or nothing whole: look deeper, so that equal times
@@ -144,7 +145,7 @@ begin
   select array_agg(l.id) into v_locked
     from (select p.id
             from queen.log_partitions p
-           where p.id in (select g.pid from unnest(v_groups) g where g.why is null)
+           where p.id = any (array(select g.pid from unnest(v_groups) g where g.why is null))
            order by p.id
              for update skip locked) l;
 
@@ -230,7 +231,7 @@ begin
            cross join lateral unnest(g.tids) as r (tid)
             join queen.log_timers t on t.ctid = r.tid
            where g.why not in ('missing', 'busy', 'away', 'other')
-             and t.visible_at <= p_now
+             and (t.visible_at <= p_now) is true
              and t.tenant_id is not distinct from g.tenant_id and t.queue is not distinct from g.queue
              and t."partition" is not distinct from g.part
              for update of t skip locked) h;

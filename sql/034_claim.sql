@@ -73,6 +73,7 @@ set max_parallel_workers_per_gather = 0
 set jit = off
 set plan_cache_mode = force_generic_plan
 set work_mem = '64MB'
+set enable_sort = off
 as $$
 #variable_conflict use_column
 declare
@@ -115,7 +116,7 @@ begin
         from (select t.ctid as tid, u.ord
                 from unnest(v_tids) with ordinality as u (tid, ord)
                 join queen.log_timers t on t.ctid = u.tid
-               where t.visible_at <= v_now
+               where (t.visible_at <= v_now) is true    -- which no index can serve: rows are found by ctid
                order by u.ord
                limit log_timers_claim.max_rows
                  for update of t skip locked) h

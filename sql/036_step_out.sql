@@ -44,7 +44,7 @@ begin
     select t.ctid as tid, u.ord
       from unnest(p_group.tids) with ordinality as u (tid, ord)
       join queen.log_timers t on t.ctid = u.tid
-     where t.visible_at <= p_now
+     where (t.visible_at <= p_now) is true
        and t.tenant_id is not distinct from p_group.tenant_id and t.queue is not distinct from p_group.queue
        and t."partition" is not distinct from p_group.part
        for update of t skip locked
@@ -78,18 +78,19 @@ declare
   v_busy queen.log_busy;
   v_all queen.log_busy[];
   v_free queen.log_busy[];
+  v_pids bigint[];
   v_pid bigint;
   v_got boolean;
   v_waits int := 0;
   v_back int := 0;
 begin
   v_all := array(select b from queen.log_busy b order by b.tried_at limit 256);
+  v_pids := array(select queen._partition_id(b.tenant_id, b.queue, b."partition") from unnest(v_all) b);
   with got as materialized (
     select b.tenant_id, b.queue, b."partition", b.since, b.away_from, b.away_to, b.tried_at
-      from unnest(v_all) b
-      join queen.queues q on q.tenant_id = b.tenant_id and q.name = b.queue
-      join queen.log_partitions p on p.queue_id = q.id and p.name = b."partition"
-     where b.away_from > p_now
+      from unnest(v_all, v_pids) as b (tenant_id, queue, "partition", since, away_from, away_to, tried_at, pid)
+      join queen.log_partitions p on p.id = b.pid
+     where p.id = any (v_pids) and b.away_from > p_now
      order by p.id
        for update of p skip locked
   )

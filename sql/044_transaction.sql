@@ -143,9 +143,11 @@ begin
     where o.op ->> 'op' = 'push' and o.op ? 'txn'
    having count(*) > 0;
   perform from queen.log_partitions p
-    where p.id in (select queen._partition_id(v_tenant, o.op ->> 'queue', coalesce(o.op ->> 'partition', 'Default'))
-                     from jsonb_array_elements(transaction.ops) as o (op)
-                    where o.op ->> 'op' = 'push')
+    where p.id = any (array(
+          select distinct queen._partition_id(v_tenant, w.queue, w.part)
+            from (select distinct o.op ->> 'queue' as queue, coalesce(o.op ->> 'partition', 'Default') as part
+                    from jsonb_array_elements(transaction.ops) as o (op)
+                   where o.op ->> 'op' = 'push') w))
     order by p.id
       for update;
 

@@ -167,6 +167,8 @@ FIRE = "select queen.fire_due()"
 ON_TIMERS = {
     "schedule": "select queen.schedule('q', 'new', '1', '1 day')",
     "schedule again": "select queen.schedule('q', 'k500', '1', '1 day')",
+    "schedule_many": "select queen.schedule_many('q', '{a,b,k501}', array_fill('1'::jsonb, array[3]),"
+    " array_fill('1 day'::interval, array[3]))",
     "reschedule": "select queen.reschedule('q', 'k502', '2 days')",
     "cancel": "select queen.cancel('q', 'k503')",
     "cancel of nothing": "select queen.cancel('q', 'k503.')",
@@ -227,6 +229,7 @@ def test_the_backlog_costs_nothing(db: Database, admin: Connection) -> None:
 def test_what_is_due_beyond_a_pass_costs_nothing(db: Database, admin: Connection) -> None:
     """A pass of 100 with 1,000 due and with 60,000: no sort of everything due, no more than the window is read."""
     statements = {"fire_due": "select queen.fire_due(100)"}
+    statements["claim"] = "select queen.log_timers_claim(max_rows => 100)"
     found: dict[tuple[str, str], list[Touched]] = {}
     depth = []
     for count, first in ((1000, 1), (59_000, 1001)):
@@ -240,6 +243,71 @@ def test_what_is_due_beyond_a_pass_costs_nothing(db: Database, admin: Connection
         depth.append(levels(db))
     deeper = {name: depth[1][name] - depth[0][name] for name in depth[1]}
     for (name, kind), (small, large) in found.items():
-        assert_alike(small, large, deeper, f"{name}, {kind} statistics", only=OF_TIMERS)
+        # A claim writes each row into the indexes again.
+        inserts = 100 if name == "claim" else 0
+        assert_alike(small, large, deeper, f"{name}, {kind} statistics", inserts=inserts, only=OF_TIMERS)
         # The window, and the first of each shard to merge them by time.
         assert large.tuples[BY_TIME] <= 101 + 2 * 64, (name, kind, large)
+
+
+@pytest.mark.slow
+def test_pop_and_ack_cost_what_they_deliver(db: Database, admin: Connection) -> None:
+    """10 messages at the end of a log of 20 segments and of 20,000, and beside 20,000 partitions that are idle."""
+    ((first, second),) = db.rows("select min(id), max(id) from queen.log_partitions")
+    pop = "create temp table got on commit drop as select * from queen.pop('q', 'g', 10)"
+    named = pop.replace("10)", "10, partition => 'p0')")
+    ack = "select queen.ack('q', 'g', partition, lease_id) from (select distinct partition, lease_id from got) g"
+    calls = {
+        "pop and ack": (pop, ack),
+        "pop and ack by name": (named, ack),
+        "pop and nack": (pop, ack.replace("ack(", "nack(")),
+        "segments": ("select queen.pop_segments('q', 'g', 10)",),
+        "push": ("select queen.push('q', '1', 'p0')",),
+        "push with a txn": ("select queen.push('q', '1', 'p0', 'mine')",),
+        "sent": ("select queen.sent('q', 'mine')",),
+    }
+    found: dict[tuple[str, str], list[Touched]] = {}
+    depth = []
+
+    def measure(segments: int) -> None:
+        # One message a segment, as single pushes leave it; their txns too.
+        rest = "generate_series((select last_offset + 1 from queen.log_partitions where id = %s), %s::int) i"
+        db.execute(
+            "insert into queen.log_segments select s.partition_id, i, i, s.created_at, s.raw_bytes, s.blob"
+            f" from queen.log_segments s cross join {rest} where s.partition_id = %s and s.end_offset = 1",
+            *(first, segments, first),
+        )
+        db.execute(
+            f"insert into queen.log_txns select %s, i, now(), queen._txn_hash('t' || i), null from {rest}",
+            *(first, first, segments),
+        )
+        db.execute("update queen.log_partitions set last_offset = %s where id = %s", segments, first)
+        db.execute("select queen.pop('q', 'g', 1, auto_ack => true)")
+        db.execute("select queen.pop('q', 'g', 1, partition => 'p1', auto_ack => true)")
+        db.execute("select queen.seek('q', 'g', to_offset => %s, partition => 'p0')", segments - 9)
+        # What a seek publishes is seen to once.
+        db.execute("select queen.nack('q', 'g', partition, lease_id) from queen.pop('q', 'g', 1)")
+        for kind in STATISTICS:
+            for name, statements in calls.items():
+                for _ in range(6):
+                    touched(admin, *statements, keep=False)
+                set_statistics(db, kind)
+                found.setdefault((name, kind), []).append(touched(admin, *statements, keep=False))
+        depth.append(levels(db))
+
+    measure(20)
+    measure(20_000)
+    # Partitions that were read to their end by this group and by another, and cooled since.
+    db.execute(
+        "with p as (insert into queen.log_partitions (queue_id, name, last_offset)"
+        " select p.queue_id, 'idle' || i, 1 from queen.log_partitions p, generate_series(1, 20000) i where p.id = %s"
+        " returning id, queue_id)"
+        " insert into queen.log_consumers (partition_id, queue_id, consumer_group, committed)"
+        " select p.id, p.queue_id, g, 1 from p cross join unnest('{g,h}'::text[]) g",
+        second,
+    )
+    measure(20_020)
+    for (name, kind), (small, *large) in found.items():
+        for which, one, deep in zip(("long log", "idle partitions"), large, depth[1:], strict=True):
+            deeper = {index: deep[index] - depth[0][index] for index in deep}
+            assert_alike(small, one, deeper, f"{name}, {which}, {kind} statistics", inserts=1, slack=16)
