@@ -55,9 +55,11 @@ begin
     update queen.log_timers t set claimed_until = null, claim_token = null where t.ctid = any (v_tids);
     return;
   end if;
-  select array_agg(case when u.ord = any (v_ords) then 'held' when u.ord = any (v_order) then 'stale' else 'duplicate' end order by u.ord)
+  select array_agg(case when h.ord is not null then 'held' when f.ord is not null then 'stale' else 'duplicate' end order by u.ord)
     into statuses
-    from generate_series(1, v_n) as u (ord);
+    from generate_series(1, v_n) as u (ord)
+    left join unnest(v_ords) as h (ord) on h.ord = u.ord
+    left join unnest(v_order) as f (ord) on f.ord = u.ord;
 
   v_held := v_tids;
 

@@ -38,6 +38,7 @@ declare
   v_fire record;
   v_state text;
   v_message text;
+  v_all boolean := false;
   v_half int := cardinality(p_state.tokens) / 2;
 begin
   begin
@@ -45,6 +46,7 @@ begin
     p_state.fired := p_state.fired + (select count(*) from unnest(v_fire.statuses) as s (status) where s.status = 'fired');
     p_state.late := queen._add(p_state.late, v_fire.late);
     p_state.failed := p_state.failed + (select count(*) from unnest(v_fire.statuses) as s (status) where s.status = 'failed');
+    v_all := 'fired' = all (v_fire.statuses);
   exception when others then
     get stacked diagnostics v_state = returned_sqlstate, v_message = message_text;
     if queen._transient(v_state) then
@@ -70,7 +72,8 @@ begin
     into p_state.tenants, p_state.queues, p_state.keys, p_state.tokens
     from unnest(p_state.tenants, p_state.queues, p_state.keys, p_state.tokens) as u (tenant_id, queue, timer_key, token)
     join queen.log_timers t on t.tenant_id = u.tenant_id and t.queue = u.queue and t.timer_key = u.timer_key
-   where t.claim_token = u.token and t.claimed_until > queen._now();
+   where t.claim_token = u.token and t.claimed_until > queen._now()
+     and not v_all;
   p_state.wait := case when p_state.tokens is null then 0 else 0.005 end;
   return p_state;
 end

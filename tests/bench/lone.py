@@ -24,7 +24,7 @@ def run(bench: Bench) -> Result:
     """
     database = bench.cron_database()
     samples = bench.pick(500, 15)
-    idle = bench.pick(10.0, 0.0)
+    idle = bench.pick(120.0, 0.0)
     bench.say(f"leaving the workers alone for {idle:.0f} s")
     time.sleep(idle)
     rows: list[list[Cell]] = []
