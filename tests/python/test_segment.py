@@ -173,7 +173,7 @@ def test_a_damaged_segment_is_named_with_the_way_past_it(db: Database, consumer:
     # The server says the same by the same code.
     db.execute("select queen.seek('q', 'default', 0)")
     with pytest.raises(SegmentDamaged) as told:
-        queen.pop("q")
+        queen.pop("q", partition="Default")
     assert told.value.sqlstate == damage.value.sqlstate == "QN010"
     assert queen.seek("q", "default", to_offset=3, partition="Default") == 1
     assert [m.payload for m in queen.pop_segments("q")] == [2]

@@ -54,7 +54,7 @@ def test_lock_table_for_seconds(
         < 1
     )
     late = ledger.lateness(f"deliver_at > '{ended}'")
-    assert percentile(late, 95) < 100, report("after the lock", late)
+    assert percentile(late, 95) < 300, report("after the lock", late)
     assert all(worker.alive for worker in workers)
     if how == "access exclusive":
         # It was seen, and it is told.
