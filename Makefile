@@ -52,7 +52,7 @@ down: ## stop the demo's server
 	@$(ANY_PYTHON) -m tools.cluster down
 
 test: setup build ## the whole suite on a server of its own (PYTEST_ARGS=)
-	@$(PYTHON) -m pytest $(PYTEST_ARGS)
+	@$(PYTHON) -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: setup ## formatting, linting and types of Python, rules of SQL, shell scripts
 	.local/venv/bin/ruff format --check .

@@ -51,7 +51,8 @@ def test_a_quick_run_has_its_figures(quick_run: Path) -> None:
     for row in drain.table.rows:
         assert 500 < float(str(row[2])) < 2_000_000
     for figure in run.figures:
-        assert figure.value > 0, figure.name
+        # Ticks of the clock are 10 ms: two seconds of idling can be none.
+        assert figure.value > 0 or "idle" in figure.name, figure.name
 
 
 def test_the_document_has_a_place_for_every_table(quick_run: Path, tmp_path: Path) -> None:
