@@ -24,8 +24,8 @@ begin atomic
       from (values
         ('payload_max_bytes', 'integer', '1048576', '1', '67108864', false, 'largest payload in bytes of its UTF-8 text or of the bytea'),
         ('horizon', 'interval', '10 years', '1 second', '1000 years', false, 'how far ahead a timer may lie'),
-        ('batch_max_ops', 'integer', '10000', '1', '1000000', false, 'operations in one call of schedule_many, push_many or apply'),
-        ('batch_max_bytes', 'integer', '67108864', '1024', '268435456', false, 'payload bytes in one call of schedule_many, push_many or apply'),
+        ('batch_max_ops', 'integer', '10000', '1', '1000000', false, 'operations in one call of schedule_many, push_many, apply or transaction'),
+        ('batch_max_bytes', 'integer', '67108864', '1024', '268435456', false, 'payload bytes in one call of schedule_many, push_many, apply or transaction'),
         ('txn_window', 'interval', '1 day', '1 second', '3650 days', true, 'how long a txn is remembered: deduplication of pushes, and queen.sent'),
         ('start_at', 'choice', 'beginning', 'beginning', 'new', true, 'where a consumer group starts at its first pop: beginning (the first message stored) or new (what comes after it)'),
         ('delivery_max_attempts', 'integer', '5', '1', '1000000', true, 'deliveries of a message to a group before it goes to the dead letters'),

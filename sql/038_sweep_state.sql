@@ -49,6 +49,10 @@ create type queen._sweep_state as (
     dear        boolean,         -- the last one was dear: passes too begin at the bound
     fresh       bigint,          -- timers fired since that look
     held        int,             -- rows that the last pass found in somebody's hands
+    quiet_lsn   pg_lsn,          -- where the log of the server stood when a look from the start saw all there was,
+    quiet_from  timestamptz,     --   made at this time
+    quiet_to    timestamptz,     --   and reaching that far:
+    quiet_next  timestamptz,     --   the first timer, or null
     back_at     timestamptz,     -- next look at partitions that were held
     met         text[],          -- partitions that passes found held, by key,
     met_at      timestamptz[],   --   and since when
@@ -100,6 +104,15 @@ language sql
 volatile
 return pg_stat_get_xact_blocks_fetched('queen.idx_log_timers_visible'::regclass) + pg_stat_get_xact_blocks_fetched('queen.log_timers'::regclass);
 comment on function queen._pages_read() is 'Pages of the timers and their index that this backend has asked for; 0 while track_counts is off.';
+
+-- A commit record is written before its rows can be seen, so the log alone does not tell: a transaction that waits for its
+-- flush or its standby still counts as running.
+create function queen._nobody_writes()
+returns boolean
+language sql
+volatile
+return pg_snapshot_xmin(pg_current_snapshot()) = pg_snapshot_xmax(pg_current_snapshot());
+comment on function queen._nobody_writes() is 'Whether no transaction that has written is under way on this server.';
 
 create function queen._add(p_counts bigint[], p_more bigint[])
 returns bigint[]

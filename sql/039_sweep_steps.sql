@@ -114,6 +114,7 @@ declare
   v_began timestamptz;
   v_cost interval;
   v_pages bigint;
+  v_lsn pg_lsn;
   v_watch boolean := false;
   v_state text;
   v_message text;
@@ -164,11 +165,22 @@ begin
     -- While nothing is due, look several times in one transaction: beginning one costs more than a probe. Not for
     -- long, for its table locks and its snapshot keep others.
     for v_look in 1..case when v_watch then 1 else 5 end loop
-      p_state.full_scan := p_state.full_at <= v_now;
-      v_began := clock_timestamp();
-      v_pages := queen._pages_read();
-      v_next := queen._probe(case when p_state.full_scan then '-infinity' else p_state.bound - interval '100 milliseconds' end,
-                             v_now + p_state.idle);
+      v_lsn := pg_current_wal_insert_lsn();
+      p_state.full_scan := false;
+      if v_lsn = p_state.quiet_lsn and v_now >= p_state.quiet_from and v_now + p_state.idle <= p_state.quiet_to then
+        -- Nothing was written on this server since a look at a moment when no transaction was writing: it is all still so.
+        v_next := p_state.quiet_next;
+      else
+        p_state.full_scan := p_state.full_at <= v_now;
+        p_state.quiet_lsn := case when p_state.full_scan and queen._nobody_writes() then v_lsn end;
+        p_state.quiet_from := v_now;
+        p_state.quiet_to := v_now + greatest(p_state.idle, interval '1 second');
+        v_began := clock_timestamp();
+        v_pages := queen._pages_read();
+        v_next := queen._probe(case when p_state.full_scan then '-infinity' else p_state.bound - interval '100 milliseconds' end,
+                               p_state.quiet_to);
+        p_state.quiet_next := v_next;
+      end if;
       if p_state.full_scan then
         -- Looks from the start find what was committed late or scheduled in the past. They are the expensive ones while an
         -- old snapshot is held: then their period stretches with their cost. 64 descents are 130 to 200 pages, and entries
@@ -177,11 +189,11 @@ begin
         p_state.dear := queen._pages_read() - v_pages > 1500 + 3 * p_state.workers * p_state.fresh or v_cost > interval '50 milliseconds';
         p_state.fresh := 0;
         p_state.full_at := v_now + case when p_state.dear then least(greatest(100 * v_cost, interval '500 milliseconds'), interval '4 seconds')
-                                        else interval '50 milliseconds' end;
+                                        else p_state.idle / 2 end;
       end if;
       exit when v_next <= v_now;
       p_state.bound := greatest(p_state.bound, v_now);
-      p_state.wait := extract(epoch from coalesce(v_next - v_now, p_state.idle));
+      p_state.wait := extract(epoch from least(v_next - v_now, p_state.idle));
       exit when v_look = 5 or v_watch or clock_timestamp() + p_state.idle > p_state.end_at;
       perform pg_sleep(p_state.wait);
       v_now := queen._now();
