@@ -77,8 +77,9 @@ comment on column queen.log_segments.created_at is 'when the append took the par
 comment on column queen.log_segments.raw_bytes is 'bytes of the frames before compression';
 comment on column queen.log_segments.blob is 'header and one zstandard frame';
 
--- One row a message: 16 bytes of hash and where it is. The hash index holds the hash alone (128 bits do not collide), so an
--- entry is as small as a btree allows; the key serves the purge, which goes by partition and offset.
+-- One row a message: 16 bytes of hash and where it is. Looked up by equality alone and inserted in no order, so the index
+-- is of the kind "hash": a pass of the fire spends a tenth less than with a btree (three pairs of 200,000 timers, ratios
+-- 0.83, 0.87 and 0.97, 2026-12-01). The key serves the purge, which goes by partition and offset.
 create table queen.log_txns (
     partition_id bigint not null,
     "offset"     bigint not null,
@@ -87,7 +88,7 @@ create table queen.log_txns (
     message_id   uuid,
     constraint log_txns_pkey primary key (partition_id, "offset")
 );
-create index log_txns_hash_idx on queen.log_txns (txn_hash);
+create index log_txns_hash_idx on queen.log_txns using hash (txn_hash);
 comment on table queen.log_txns is 'Transaction ids of the messages in the log: deduplication of pushes, and queen.sent.';
 comment on column queen.log_txns.partition_id is 'queen.log_partitions.id';
 comment on column queen.log_txns."offset" is 'offset of the message';

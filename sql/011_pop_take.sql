@@ -91,7 +91,14 @@ as $$
 #variable_conflict use_column
 declare
   v_pids bigint[];
+  v_fresh boolean[];
+  v_backlogs bigint[];
+  v_batch bigint[];
   v_new bigint[];
+  v_got bigint[];
+  v_at int := 0;
+  v_sum bigint;
+  v_want bigint := p_max;
 begin
   perform from queen.log_groups g where g.queue_id = p_queue_id and g.consumer_group = p_group;
   if not found then
@@ -102,46 +109,61 @@ begin
   end if;
 
   if p_partition is not null then
-    select array_agg(p.id), array_agg(p.id) filter (where c.partition_id is null) into v_pids, v_new
+    select array_agg(p.id), array_agg(c.partition_id is null), array_agg(p.last_offset) into v_pids, v_fresh, v_backlogs
       from queen.log_partitions p
       left join queen.log_consumers c on c.partition_id = p.id and c.consumer_group = p_group
      where p.id = queen._partition_id(p_tenant, p_queue, p_partition)
        and p.last_offset > greatest(c.committed, p.log_start - 1);
   else
-    select array_agg(c.partition_id order by c.partition_id),
-           array_agg(c.partition_id order by c.partition_id) filter (where c.fresh)
-      into v_pids, v_new
-      from (select w.partition_id, w.fresh, sum(w.backlog) over (rows unbounded preceding) - w.backlog as before
-              from queen._pop_candidates(p_queue_id, p_group, p_max, p_now) w) c
-     where c.before < p_max;
-  end if;
-  if v_pids is null then
-    return;
-  end if;
-  if v_new is not null then
-    perform queen._pop_register(v_new, p_group, p_now);
+    select array_agg(w.partition_id), array_agg(w.fresh), array_agg(w.backlog) into v_pids, v_fresh, v_backlogs
+      from queen._pop_candidates(p_queue_id, p_group, p_max, p_now) w;
   end if;
 
-  return query
-  select c.partition_id, greatest(c.committed, p.log_start - 1), c.attempts, c.attempted_to, p.last_offset, c.last_error
-    from (select l.*
-            from queen.log_consumers l
-           where l.partition_id = any (v_pids)
-             and l.consumer_group = p_group
-             and (l.lease_expires_at is null or l.lease_expires_at <= p_now)
-             and (l.retry_at is null or l.retry_at <= p_now)
-           order by l.partition_id
-             for update skip locked) c
-   cross join lateral (select x.last_offset, x.log_start from queen.log_partitions x where x.id = c.partition_id limit 1) p
-   where p.last_offset > greatest(c.committed, p.log_start - 1)
-   order by c.partition_id;
+  -- As many candidates as promise what is wanted; more of them for those that turn out to be in a colleague's hands.
+  while v_want > 0 and v_at < coalesce(cardinality(v_pids), 0) loop
+    v_batch := null;
+    v_new := null;
+    v_sum := 0;
+    while v_sum < v_want and v_at < cardinality(v_pids) loop
+      v_at := v_at + 1;
+      v_batch := v_batch || v_pids[v_at];
+      v_sum := v_sum + v_backlogs[v_at];
+      if v_fresh[v_at] then
+        v_new := v_new || v_pids[v_at];
+      end if;
+    end loop;
+    if v_new is not null then
+      perform queen._pop_register(v_new, p_group, p_now);
+    end if;
+    v_got := array(
+      select l.partition_id
+        from queen.log_consumers l
+       where l.partition_id = any (v_batch)
+         and l.consumer_group = p_group
+         and (l.lease_expires_at is null or l.lease_expires_at <= p_now)
+         and (l.retry_at is null or l.retry_at <= p_now)
+       order by l.partition_id
+         for update skip locked);
+    -- Read after the lock: what another consumer has acknowledged meanwhile is not delivered again.
+    for partition_id, committed, attempts, attempted_to, last_offset, last_error in
+      select c.partition_id, greatest(c.committed, p.log_start - 1), c.attempts, c.attempted_to, p.last_offset, c.last_error
+        from unnest(v_got) as g (pid)
+       cross join lateral (select x.* from queen.log_consumers x where x.partition_id = g.pid and x.consumer_group = p_group limit 1) c
+       cross join lateral (select x.last_offset, x.log_start from queen.log_partitions x where x.id = g.pid limit 1) p
+       where p.last_offset > greatest(c.committed, p.log_start - 1)
+       order by c.partition_id
+    loop
+      v_want := v_want - (last_offset - committed);
+      return next;
+    end loop;
+  end loop;
 end
 $$;
 comment on function queen._pop_take(uuid, bigint, text, jsonb, text, text, int, timestamptz) is
   'Locks the consumer rows of partitions with something to deliver, enough of them for p_max messages.';
 
--- First contact of a group with a partition. An uncommitted first contact of another consumer would make the insert wait;
--- after 10 ms that partition is left to it.
+-- First contact of a group with a partition. An uncommitted first contact of another consumer would make the insert wait,
+-- so an advisory lock is tried first and that partition left to it. (The timeout is for rows that queen._cool is writing.)
 create function queen._pop_register(p_partitions bigint[], p_group text, p_now timestamptz)
 returns void
 language plpgsql
@@ -152,7 +174,8 @@ as $$
 declare
   v_pid bigint;
 begin
-  foreach v_pid in array p_partitions loop
+  foreach v_pid in array p_partitions[:256] loop
+    continue when not pg_try_advisory_xact_lock(hashtext('pg_queen group'), hashtext(v_pid || ' ' || p_group));
     begin
       insert into queen.log_consumers (partition_id, queue_id, consumer_group, committed, updated_at)
       select p.id, p.queue_id, p_group, p.log_start - 1, p_now

@@ -122,6 +122,7 @@ def levels(db: Database) -> dict[str, int]:
         db.rows(
             "select c.relname, m.level from pg_class c cross join lateral bt_metap(c.oid::regclass::text) m"
             " where c.relnamespace = 'queen'::regnamespace and c.relkind = 'i'"
+            " and c.relam = (select oid from pg_am where amname = 'btree')"
         )
     )
 
