@@ -25,12 +25,7 @@ declare
   v_oldest timestamptz;
   v_more boolean := false;
 begin
-  select p.* into v_p from queen.log_partitions p where p.id = p_partition_id for update skip locked;
-  if not found then
-    update queen.log_partitions p set due_at = p_now + interval '1 minute'
-     where p.id = (select x.id from queen.log_partitions x where x.id = p_partition_id for update skip locked);
-    return false;
-  end if;
+  select p.* into strict v_p from queen.log_partitions p where p.id = p_partition_id;
   select q.options into v_options from queen.queues q where q.id = v_p.queue_id;
   v_consumed := p_now - queen._option(v_options, 'retention_consumed')::interval;
   v_aged := p_now - queen._option(v_options, 'retention')::interval;
@@ -101,7 +96,8 @@ begin
 end
 $$;
 comment on function queen._retain(bigint, int, timestamptz) is
-  'Removes what retention lets go of one partition, at most p_limit segments; whether more is to be removed at once.';
+  'Removes what retention lets go of one partition, which the caller has locked, at most p_limit segments; whether more is to be'
+  ' removed at once.';
 
 create function queen._maintain_step(p_phase text, p_after bigint, out next_after bigint, out more boolean)
 language plpgsql
@@ -122,7 +118,8 @@ begin
   if p_phase = 'cool' then
     select c.last_id, c.last_id is not null into next_after, more from queen._cool(p_after, 200, v_now) c;
   elsif p_phase = 'retain' then
-    select p.id into v_pid from queen.log_partitions p where p.due_at <= v_now order by p.due_at limit 1;
+    -- One that somebody holds is passed over; it is the first again in the next run.
+    select p.id into v_pid from queen.log_partitions p where p.due_at <= v_now order by p.due_at limit 1 for update skip locked;
     if found then
       perform queen._retain(v_pid, 500, v_now);
       more := true;
@@ -188,7 +185,7 @@ select q.tenant_id, q.name as queue, p.name as "partition", g.consumer_group, co
        p.last_offset, p.last_offset - greatest(coalesce(c.committed, 0), p.log_start - 1) as messages,
        (select s.created_at from queen.log_segments s
          where s.partition_id = p.id and s.end_offset > coalesce(c.committed, 0) order by s.end_offset limit 1) as oldest_at,
-       clock_timestamp() - (select s.created_at from queen.log_segments s
+       queen._now() - (select s.created_at from queen.log_segments s
          where s.partition_id = p.id and s.end_offset > coalesce(c.committed, 0) order by s.end_offset limit 1) as age,
        c.updated_at as last_seen_at, c.last_error
   from queen.log_partitions p
@@ -202,9 +199,9 @@ comment on view queen.lagging_groups is
 
 create view queen.expired_leases as
 select q.tenant_id, q.name as queue, p.name as "partition", c.consumer_group, c.committed + 1 as from_offset, c.leased_to as to_offset,
-       c.attempts, c.lease_expires_at, clock_timestamp() - c.lease_expires_at as expired_for
+       c.attempts, c.lease_expires_at, queen._now() - c.lease_expires_at as expired_for
   from queen.log_consumers c
   join queen.log_partitions p on p.id = c.partition_id
   join queen.queues q on q.id = p.queue_id
- where c.lease_expires_at <= clock_timestamp();
+ where c.lease_expires_at <= queen._now();
 comment on view queen.expired_leases is 'Batches whose lease ran out without ack or nack: delivered again at the next pop.';

@@ -59,7 +59,8 @@ grant execute on function queen.dlq_requeue(text, uuid[], uuid), queen.dlq_purge
 
 grant execute on function queen.status() to queen_reader, queen_producer, queen_consumer;
 grant select on queen.settings, queen.lagging_groups, queen.expired_leases to queen_reader, queen_admin;
-grant execute on function queen._setting_catalog() to queen_reader, queen_admin;
+-- The views tell ages.
+grant execute on function queen._setting_catalog(), queen._now() to queen_reader, queen_admin;
 
 grant execute on function
   queen.configure(text, text),

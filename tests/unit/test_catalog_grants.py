@@ -53,6 +53,7 @@ FUNCTIONS = {
     "_sweep_finish": "---x-",
     "_maintain_step": "---x-",
     "_setting_catalog": "--xx-",
+    "_now": "--xx-",
 }
 
 # Views for those who look; all the rest is tables, and for admin alone.
