@@ -216,7 +216,7 @@ begin
   perform queen._check_bytes('payload', octet_length(push_bytes.payload));
   select p.* into v_result
     from queen._push(queen._check_tenant(push_bytes.tenant), push_bytes.queue, push_bytes."partition",
-                     array['\x00'::bytea || push_bytes.payload], array[push_bytes.txn]) p;
+                     array[decode('00', 'hex') || push_bytes.payload], array[push_bytes.txn]) p;
   return v_result;
 end
 $$;

@@ -96,6 +96,7 @@ declare
   v_batch bigint[];
   v_new bigint[];
   v_got bigint[];
+  v_taken bigint[] := array[]::bigint[];
   v_at int := 0;
   v_sum bigint;
   v_want bigint := p_max;
@@ -119,43 +120,53 @@ begin
       from queen._pop_candidates(p_queue_id, p_group, p_max, p_now) w;
   end if;
 
-  -- As many candidates as promise what is wanted; more of them for those that turn out to be in a colleague's hands.
-  while v_want > 0 and v_at < coalesce(cardinality(v_pids), 0) loop
-    v_batch := null;
-    v_new := null;
-    v_sum := 0;
-    while v_sum < v_want and v_at < cardinality(v_pids) loop
-      v_at := v_at + 1;
-      v_batch := v_batch || v_pids[v_at];
-      v_sum := v_sum + v_backlogs[v_at];
-      if v_fresh[v_at] then
-        v_new := v_new || v_pids[v_at];
+  <<looks>>
+  for v_look in 1..2 loop
+    -- As many candidates as promise what is wanted; more of them for those that turn out to be in a colleague's hands.
+    while v_want > 0 and v_at < coalesce(cardinality(v_pids), 0) loop
+      v_batch := null;
+      v_new := null;
+      v_sum := 0;
+      while v_sum < v_want and v_at < cardinality(v_pids) loop
+        v_at := v_at + 1;
+        v_batch := v_batch || v_pids[v_at];
+        v_sum := v_sum + v_backlogs[v_at];
+        if v_fresh[v_at] then
+          v_new := v_new || v_pids[v_at];
+        end if;
+      end loop;
+      if v_new is not null then
+        perform queen._pop_register(v_new, p_group, p_now);
       end if;
+      v_got := array(
+        select l.partition_id
+          from queen.log_consumers l
+         where l.partition_id = any (v_batch)
+           and l.consumer_group = p_group
+           and (l.lease_expires_at is null or l.lease_expires_at <= p_now)
+           and (l.retry_at is null or l.retry_at <= p_now)
+         order by l.partition_id
+           for update skip locked);
+      v_taken := v_taken || v_got;
+      -- Read after the lock: what another consumer has acknowledged meanwhile is not delivered again.
+      for partition_id, committed, attempts, attempted_to, last_offset, last_error in
+        select c.partition_id, greatest(c.committed, p.log_start - 1), c.attempts, c.attempted_to, p.last_offset, c.last_error
+          from unnest(v_got) as g (pid)
+         cross join lateral (select x.* from queen.log_consumers x where x.partition_id = g.pid and x.consumer_group = p_group limit 1) c
+         cross join lateral (select x.last_offset, x.log_start from queen.log_partitions x where x.id = g.pid limit 1) p
+         where p.last_offset > greatest(c.committed, p.log_start - 1)
+         order by c.partition_id
+      loop
+        v_want := v_want - (last_offset - committed);
+        return next;
+      end loop;
     end loop;
-    if v_new is not null then
-      perform queen._pop_register(v_new, p_group, p_now);
-    end if;
-    v_got := array(
-      select l.partition_id
-        from queen.log_consumers l
-       where l.partition_id = any (v_batch)
-         and l.consumer_group = p_group
-         and (l.lease_expires_at is null or l.lease_expires_at <= p_now)
-         and (l.retry_at is null or l.retry_at <= p_now)
-       order by l.partition_id
-         for update skip locked);
-    -- Read after the lock: what another consumer has acknowledged meanwhile is not delivered again.
-    for partition_id, committed, attempts, attempted_to, last_offset, last_error in
-      select c.partition_id, greatest(c.committed, p.log_start - 1), c.attempts, c.attempted_to, p.last_offset, c.last_error
-        from unnest(v_got) as g (pid)
-       cross join lateral (select x.* from queen.log_consumers x where x.partition_id = g.pid and x.consumer_group = p_group limit 1) c
-       cross join lateral (select x.last_offset, x.log_start from queen.log_partitions x where x.id = g.pid limit 1) p
-       where p.last_offset > greatest(c.committed, p.log_start - 1)
-       order by c.partition_id
-    loop
-      v_want := v_want - (last_offset - committed);
-      return next;
-    end loop;
+    exit looks when v_want <= 0 or p_partition is not null or coalesce(cardinality(v_pids), 0) < p_max;
+    -- Of what the first look saw, colleagues have so much that there may be more behind it: look further, once.
+    select array_agg(w.partition_id), array_agg(w.fresh), array_agg(w.backlog) into v_pids, v_fresh, v_backlogs
+      from queen._pop_candidates(p_queue_id, p_group, p_max + 1000, p_now) w
+     where w.partition_id <> all (v_taken);
+    v_at := 0;
   end loop;
 end
 $$;

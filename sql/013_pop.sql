@@ -122,7 +122,7 @@ begin
       if pop."partition" is not null then
         raise;
       end if;
-      perform queen._pop_aside(v_batch.partitions[i], pop.consumer_group, v_batch.froms[i] - 1, regexp_replace(sqlerrm, '^plpy\.Error: ', ''));
+      perform queen._pop_aside(v_batch.partitions[i], pop.consumer_group, v_batch.froms[i] - 1, regexp_replace(sqlerrm, '^plpy[.]Error: ', ''));
     end;
   end loop;
 end

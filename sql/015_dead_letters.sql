@@ -22,7 +22,7 @@ begin
       from queen._read(array[p_partition_id], array[p_offset], array[p_offset]) r;
   exception when sqlstate 'QN010' then
     -- The segment is damaged: what the index still knows, so that the group can go on.
-    v_error := regexp_replace(sqlerrm, '^plpy\.Error: ', '');
+    v_error := regexp_replace(sqlerrm, '^plpy[.]Error: ', '');
     select coalesce(t.message_id, '00000000-0000-0000-0000-000000000000') as message_id, coalesce(t.message_id::text, 'unknown') as txn,
            ''::bytea as payload, false as encrypted, null::text as producer_sub
       into v_message

@@ -120,7 +120,7 @@ begin
   perform queen._check_bytes('payload', octet_length(schedule_bytes.payload));
   return queen._schedule_one(queen._check_tenant(schedule_bytes.tenant), schedule_bytes.queue, schedule_bytes.timer_key,
     schedule_bytes."partition", queen._due(v_now, schedule_bytes.delay, schedule_bytes.deliver_at), schedule_bytes.txn,
-    '\x00'::bytea || schedule_bytes.payload, v_now);
+    decode('00', 'hex') || schedule_bytes.payload, v_now);
 end
 $$;
 comment on function queen.schedule_bytes(text, text, bytea, interval, timestamptz, text, text, uuid) is

@@ -48,10 +48,10 @@ set search_path = pg_catalog, queen, pg_temp
 as $$
 begin
   return query
-  select j.jobid, j.jobname::text, substring(j.jobname from '^pg_queen worker (\d+)$')::int
+  select j.jobid, j.jobname::text, substring(j.jobname from '^pg_queen worker ([0-9]+)$')::int
     from cron.job j
    where j.database = current_database() and j.username = current_user
-     and j.jobname ~ '^pg_queen (worker \d{1,2}|boot|maintenance)$';
+     and j.jobname ~ '^pg_queen (worker [0-9]{1,2}|boot|maintenance)$';
 end
 $$;
 comment on function queen._own_jobs() is 'The jobs of this database that queen.start made.';
@@ -87,7 +87,7 @@ begin
         else 'Run create extension pg_cron, then this again.' end;
   end if;
   -- 1.5 and later know seconds: a worker that died is back within one.
-  if (select (regexp_match(e.extversion, '^(\d+)\.(\d+)'))[1:2]::int[] >= array[1, 5]
+  if (select (regexp_match(e.extversion, '^([0-9]+)[.]([0-9]+)'))[1:2]::int[] >= array[1, 5]
         from pg_extension e where e.extname = 'pg_cron') then
     v_schedule := '1 second';
   end if;
