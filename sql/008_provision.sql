@@ -31,18 +31,18 @@ begin
   if v_id is not null then
     return v_id;
   end if;
-  select q.id into v_queue from queen.queues q where q.tenant_id = p_tenant and q.name = p_queue;
-  if v_queue is null then
+  loop
     insert into queen.queues as q (tenant_id, name, created_at)
-    values (p_tenant, p_queue, queen._now())
-    on conflict on constraint queues_name_key do nothing
-    returning q.id into v_queue;
-    if v_queue is null then
-      select q.id into strict v_queue from queen.queues q where q.tenant_id = p_tenant and q.name = p_queue;
-    end if;
-  end if;
-  insert into queen.log_partitions as p (queue_id, name, created_at)
-  values (v_queue, p_partition, queen._now())
+    select p_tenant, p_queue, queen._now()
+     where not exists (select from queen.queues x where x.tenant_id = p_tenant and x.name = p_queue)
+    on conflict on constraint queues_name_key do nothing;
+    -- Held to the end of the transaction, so that queen.drop_queue waits for the partition that is about to be there, or this
+    -- for it. Appends to a partition that exists take no lock on the queue.
+    select q.id into v_queue from queen.queues q where q.tenant_id = p_tenant and q.name = p_queue for key share;
+    exit when found;
+  end loop;
+  insert into queen.log_partitions as p (queue_id, name, created_at, due_at)
+  values (v_queue, p_partition, queen._now(), queen._now() + interval '1 minute')
   on conflict on constraint log_partitions_name_key do nothing
   returning p.id into v_id;
   if v_id is null then

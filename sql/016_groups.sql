@@ -13,6 +13,9 @@ declare
   v_new boolean := queen._option(p_options, 'start_at') = 'new';
 begin
   perform from queen.queues q where q.id = p_queue_id for no key update;
+  if not found then
+    return;
+  end if;
   insert into queen.log_groups (queue_id, consumer_group, created_at)
   values (p_queue_id, p_group, p_now)
   on conflict on constraint log_groups_pkey do nothing;

@@ -106,13 +106,19 @@ return pg_stat_get_xact_blocks_fetched('queen.idx_log_timers_visible'::regclass)
 comment on function queen._pages_read() is 'Pages of the timers and their index that this backend has asked for; 0 while track_counts is off.';
 
 -- A commit record is written before its rows can be seen, so the log alone does not tell: a transaction that waits for its
--- flush or its standby still counts as running.
+-- flush or its standby still counts as running. (A snapshot does not tell either: the newest transaction lies beyond its xmax.)
 create function queen._nobody_writes()
 returns boolean
-language sql
+language plpgsql
 volatile
-return pg_snapshot_xmin(pg_current_snapshot()) = pg_snapshot_xmax(pg_current_snapshot());
-comment on function queen._nobody_writes() is 'Whether no transaction that has written is under way on this server.';
+set search_path = pg_catalog, queen, pg_temp
+as $$
+begin
+  perform pg_stat_clear_snapshot();
+  return not exists (select from pg_stat_get_activity(null) a where a.backend_xid is not null);
+end
+$$;
+comment on function queen._nobody_writes() is 'Whether no session that has written is in a transaction on this server.';
 
 create function queen._add(p_counts bigint[], p_more bigint[])
 returns bigint[]

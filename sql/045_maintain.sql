@@ -79,7 +79,8 @@ begin
     -- The next visit: when the oldest segment, the oldest txn, or the idle partition may be due.
     select min(w.at) into v_oldest
       from (select (select s.created_at from queen.log_segments s where s.partition_id = v_p.id and s.end_offset >= v_p.log_start
-                     order by s.end_offset limit 1) + queen._option(v_options, case when v_groups > 0 then 'retention_consumed' else 'retention' end)::interval as at
+                     order by s.end_offset limit 1) + least(queen._option(v_options, 'retention')::interval,
+                             case when v_groups > 0 then queen._option(v_options, 'retention_consumed')::interval end) as at
              union all
             select (select t.created_at from queen.log_txns t where t.partition_id = v_p.id and t."offset" >= v_p.txns_start
                      order by t."offset" limit 1) + queen._option(v_options, 'txn_window')::interval
@@ -88,9 +89,10 @@ begin
   end if;
   update queen.log_partitions p
      set log_start = v_p.log_start, txns_start = v_p.txns_start,
-         -- What is overdue and stays waits for a group that lags: it is asked again every five minutes.
+         -- What is overdue and stays waits for a group that lags: it is asked again every five minutes; and
+         -- each hour in any case, for options may have changed.
          due_at = case when v_more then p_now when v_oldest <= p_now then p_now + interval '5 minutes'
-                       else least(v_oldest, p_now + interval '1 day') end
+                       else least(v_oldest, p_now + interval '1 hour') end
    where p.id = v_p.id;
   return v_more;
 end
@@ -142,7 +144,7 @@ begin
            select x.ctid from cron.job_run_details x
             where x.database = current_database()
               and (x.command like 'CALL queen.sweep(%' or x.command like 'CALL queen.maintain(%')
-              and x.end_time < v_now - queen._setting('run_log_retention')::interval
+              and coalesce(x.end_time, x.start_time) < v_now - queen._setting('run_log_retention')::interval
             limit 1000));
     more := found;
   end if;

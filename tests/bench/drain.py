@@ -15,7 +15,19 @@ from tests.support.sessions import Session
 __all__ = ["run"]
 
 _QUEUES: Final = 10
-_CASES: Final = [("lock", 1), ("lock", 2), ("lease", 1), ("lease", 2)]
+# How rows are held, by how many backends, and in which order the timers are due: that of their rows, as when all are
+# scheduled with the same delay, or none that has to do with it, so that each row lies on another page.
+_CASES: Final = [
+    ("lock", 1, "as scheduled"),
+    ("lock", 2, "as scheduled"),
+    ("lock", 1, "at random"),
+    ("lease", 1, "as scheduled"),
+    ("lease", 2, "as scheduled"),
+]
+_DUE: Final = {
+    "as scheduled": "now() - interval '10 minutes' + i * interval '1 millisecond'",
+    "at random": "now() - random() * interval '10 minutes'",
+}
 # A case that takes longer is given up after so many seconds, and counts for what it did until then.
 _LIMIT: Final = 8.0
 _MODES: Final = {"lock": "row locks (the default)", "lease": "leases"}
@@ -25,60 +37,62 @@ def run(bench: Bench) -> Result:
     """Drain the same database again and again; cases take turns, so a drift of the machine meets all of them."""
     count = bench.pick(200_000, 5_000)
     rounds = bench.pick(3, 1)
-    rates: dict[tuple[str, int], list[float]] = {case: [] for case in _CASES}
-    wal: dict[tuple[str, int], list[float]] = {case: [] for case in _CASES}
-    with bench.database() as loaded:
-        bench.say(f"scheduling {count:,} timers")
-        bench.checkpoint()
-        # Due at some time of the last ten minutes, in an order that has nothing to do with the order of the rows.
-        load_timers(loaded, count, queues=_QUEUES, due="now() - random() * interval '10 minutes'")
-        loaded.close()
+    rates: dict[tuple[str, int, str], list[float]] = {case: [] for case in _CASES}
+    wal: dict[tuple[str, int, str], list[float]] = {case: [] for case in _CASES}
+    with bench.database() as in_order, bench.database() as at_random:
+        bench.say(f"scheduling {count:,} timers, twice")
+        loaded = {"as scheduled": in_order, "at random": at_random}
+        for order, database in loaded.items():
+            load_timers(database, count, queues=_QUEUES, due=_DUE[order])
+            database.close()
         for turn in range(rounds):
-            for mode, backends in _CASES:
+            for case in _CASES:
+                mode, backends, order = case
                 bench.checkpoint()
-                with bench.database(loaded.name) as database:
+                with bench.database(loaded[order].name) as database:
                     before = bench.wal_position()
                     fired, seconds = _drain(database, mode, backends, count)
-                    wal[mode, backends].append((bench.wal_position() - before) / fired)
-                rates[mode, backends].append(fired / seconds)
+                    wal[case].append((bench.wal_position() - before) / fired)
+                rates[case].append(fired / seconds)
                 plural = "s" if backends > 1 else ""
-                rate = f"{rates[mode, backends][-1]:,.0f} timers/s"
-                bench.say(f"{turn + 1} of {rounds}: {_MODES[mode]}, {backends} backend{plural}: {rate}")
+                rate = f"{rates[case][-1]:,.0f} timers/s"
+                bench.say(f"{turn + 1} of {rounds}: {_MODES[mode]}, {backends} backend{plural}, due {order}: {rate}")
     middle = {case: median(rates[case]) for case in _CASES}
-    pairs = {
-        mode: median([two / one for one, two in zip(rates[mode, 1], rates[mode, 2], strict=True)]) for mode in _MODES
-    }
-    modes = median([lease / lock for lease, lock in zip(rates["lease", 1], rates["lock", 1], strict=True)])
+    base = rates["lock", 1, "as scheduled"]
+    ratios = {case: median([other / one for one, other in zip(base, rates[case], strict=True)]) for case in _CASES}
     return Result(
         Table(
             [
                 Column("rows held by"),
                 Column("backends", 0),
+                Column("due"),
                 Column("timers/s, median", 0),
                 Column("least", 0),
                 Column("most", 0),
-                Column("ratio to one backend", 2),
+                Column("ratio to the first", 2),
                 Column("WAL bytes a timer", 0),
             ],
             [
                 [
-                    _MODES[mode],
-                    backends,
-                    middle[mode, backends],
-                    min(rates[mode, backends]),
-                    max(rates[mode, backends]),
-                    pairs[mode] if backends == 2 else 1.0,
-                    median(wal[mode, backends]),
+                    _MODES[case[0]],
+                    case[1],
+                    case[2],
+                    middle[case],
+                    min(rates[case]),
+                    max(rates[case]),
+                    ratios[case],
+                    median(wal[case]),
                 ]
-                for mode, backends in _CASES
+                for case in _CASES
             ],
         ),
         [
-            Figure("drain by one backend", middle["lock", 1], "timers/s", at_least=60_000),
-            Figure("drain by two backends, ratio to one", pairs["lock"], "times"),
-            Figure("drain by one backend with leases, ratio to row locks", modes, "times"),
+            Figure("drain by one backend", middle["lock", 1, "as scheduled"], "timers/s", at_least=60_000),
+            Figure("drain by two backends, ratio to one", ratios["lock", 2, "as scheduled"], "times"),
+            Figure("drain by one backend, due at random, ratio", ratios["lock", 1, "at random"], "times"),
+            Figure("drain by one backend with leases, ratio to row locks", ratios["lease", 1, "as scheduled"], "times"),
         ],
-        {"timers": count, "rates": {f"{mode} {backends}": rates[mode, backends] for mode, backends in _CASES}},
+        {"timers": count, "rates": {" ".join(map(str, case)): rates[case] for case in _CASES}},
     )
 
 
