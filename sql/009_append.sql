@@ -1,18 +1,20 @@
 -- The one path into the log. Pushes, both kinds of fire and requeues end here.
 --
--- The caller holds the row locks of the partitions (taken in ascending id). Arrays in, sets inside: one update, one
+-- The caller holds the row locks of the partitions (taken in ascending id). Segments in, sets inside: one update, one
 -- insert of segments and one of txns, whatever the number of partitions.
 
-create function queen._append(
-    p_partitions bigint[],
-    p_counts int[],
-    p_raws bytea[],
-    p_at timestamptz,
-    p_txn_partitions bigint[],
-    p_txn_ranks int[],
-    p_txn_hashes bytea[],
-    p_txn_ids uuid[])
-returns table (partition_id bigint, base_offset bigint, created_at timestamptz)
+create type queen._segment as (
+    pid    bigint,      -- partition
+    n      int,         -- messages
+    raw    bytea,       -- their frames, one behind the other
+    hashes bytea[],     -- of each its hashed txn,
+    mids   uuid[],      --   its message id, null when that is the txn,
+    tids   tid[]        --   and the row it was, when it was a timer
+);
+comment on type queen._segment is 'Messages on their way into a partition.';
+
+create function queen._append(p_segments queen._segment[], p_at timestamptz)
+returns bigint[]
 language plpgsql
 volatile
 set search_path = pg_catalog, queen, pg_temp
@@ -20,13 +22,14 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_mergejoin = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
-#variable_conflict use_column
+declare
+  v_bases bigint[];
 begin
-  return query
   with seg as materialized (
-    select u.pid, u.n, u.raw
-      from unnest(p_partitions, p_counts, p_raws) as u (pid, n, raw)
+    select u.ord, u.pid, u.n, u.raw, u.hashes, u.mids
+      from unnest(p_segments) with ordinality as u (pid, n, raw, hashes, mids, tids, ord)
   ), alloc as (
     update queen.log_partitions p
        set last_offset = p.last_offset + s.n,
@@ -46,12 +49,16 @@ begin
   ), txns as (
     insert into queen.log_txns (partition_id, "offset", created_at, txn_hash, message_id)
     select a.id, a.base + t.rank - 1, a.stamp, t.hash, t.mid
-      from unnest(p_txn_partitions, p_txn_ranks, p_txn_hashes, p_txn_ids) as t (pid, rank, hash, mid)
-      join alloc a on a.id = t.pid
+      from alloc a
+      join seg s on s.pid = a.id
+     cross join lateral unnest(s.hashes, s.mids) with ordinality as t (hash, mid, rank)
   )
-  select a.id, a.base, a.stamp from alloc a;
+  select array_agg(a.base order by s.ord) into v_bases
+    from alloc a
+    join seg s on s.pid = a.id;
+  return v_bases;
 end
 $$;
-comment on function queen._append(bigint[], int[], bytea[], timestamptz, bigint[], int[], bytea[], uuid[]) is
-  'Appends one segment to each partition named, whose row lock the caller holds; allocates the offsets, stamps created_at'
-  ' and records the txns (rank is the place in the segment, from 1). Returns where each segment begins.';
+comment on function queen._append(queen._segment[], timestamptz) is
+  'Appends one segment to each partition named, whose row lock the caller holds; allocates the offsets, stamps created_at and'
+  ' records the txns. Returns where each begins.';

@@ -38,6 +38,7 @@ set jit = off
 as $$
 declare
   v_pid bigint;
+  v_segment queen._segment;
   v_base bigint;
   v_ids uuid[];
   v_txns text[];
@@ -74,18 +75,15 @@ begin
       left join lateral queen._seen(p_tenant, p_queue, t.txn) s on true;
   end if;
 
-  select a.base_offset into v_base
-    from (select count(*)::int as n,
-                 string_agg(queen._frame(m.id, nullif(m.txn, m.id::text), m.sub, null, false, m.payload), ''::bytea order by m.ord) as raw,
-                 array_agg(v_pid order by m.ord) as pids,
-                 array_agg(m.rank::int order by m.ord) as ranks,
-                 array_agg(queen._txn_hash(m.txn) order by m.ord) as hashes,
-                 array_agg(case when m.txn <> m.id::text then m.id end order by m.ord) as mids
-            from (select u.ord, u.id, u.txn, u.payload, session_user::text as sub, row_number() over (order by u.ord) as rank
-                    from unnest(v_ids, v_txns, p_payloads) with ordinality as u (id, txn, payload, ord)
-                   where not v_named or (v_first[u.ord] = u.ord and v_seen_offset[u.ord] is null)) m) b
-   cross join lateral queen._append(array[v_pid], array[b.n], array[b.raw], queen._now(), b.pids, b.ranks, b.hashes, b.mids) a
-   where b.n > 0;
+  select v_pid, count(*), string_agg(queen._frame(m.id, nullif(m.txn, m.id::text), m.sub, null, false, m.payload), ''::bytea order by m.ord),
+         array_agg(queen._txn_hash(m.txn) order by m.ord), array_agg(case when m.txn <> m.id::text then m.id end order by m.ord)
+    into v_segment.pid, v_segment.n, v_segment.raw, v_segment.hashes, v_segment.mids
+    from (select u.ord, u.id, u.txn, u.payload, session_user::text as sub
+            from unnest(v_ids, v_txns, p_payloads) with ordinality as u (id, txn, payload, ord)
+           where not v_named or (v_first[u.ord] = u.ord and v_seen_offset[u.ord] is null)) m;
+  if v_segment.n > 0 then
+    v_base := (queen._append(array[v_segment], queen._now()))[1];
+  end if;
 
   return query
   with item as (

@@ -68,30 +68,19 @@ set enable_seqscan = off
 set jit = off
 as $$
 declare
-  v_pids bigint[];
-  v_counts int[];
-  v_raws bytea[];
-  v_homes bigint[];
-  v_ranks int[];
-  v_hashes bytea[];
-  v_mids uuid[];
+  v_segments queen._segment[];
 begin
-  with letter as (
-    select u.pid, u.ord, d.message_id, r.txn, (row_number() over (partition by u.pid order by u.ord))::int as rank,
-           queen._frame(d.message_id, r.txn, d.producer_sub, d.deliver_at, d.encrypted,
-                        case when d.payload_zstd then queen._payload_expand(d.payload) else d.payload end) as frame
-      from unnest(p_ids, p_partitions) with ordinality as u (id, pid, ord)
-      join queen.log_dlq d on d.tenant_id = p_tenant and d.queue = p_queue and d.id = u.id
-     cross join lateral (select queen._requeued_txn(d) as txn) r
-  ), segment as (
-    select l.pid, count(*)::int as n, string_agg(l.frame, ''::bytea order by l.ord) as raw from letter l group by l.pid
-  )
-  select (select array_agg(s.pid order by s.pid) from segment s), (select array_agg(s.n order by s.pid) from segment s),
-         (select array_agg(s.raw order by s.pid) from segment s),
-         array_agg(l.pid), array_agg(l.rank), array_agg(queen._txn_hash(l.txn)), array_agg(l.message_id)
-    into v_pids, v_counts, v_raws, v_homes, v_ranks, v_hashes, v_mids
-    from letter l;
-  perform queen._append(v_pids, v_counts, v_raws, queen._now(), v_homes, v_ranks, v_hashes, v_mids);
+  select array_agg(s.segment) into v_segments
+    from (select row(l.pid, count(*)::int, string_agg(l.frame, ''::bytea order by l.ord), array_agg(queen._txn_hash(l.txn) order by l.ord),
+                 array_agg(l.message_id order by l.ord), null)::queen._segment as segment
+            from (select u.pid, u.ord, d.message_id, r.txn,
+                         queen._frame(d.message_id, r.txn, d.producer_sub, d.deliver_at, d.encrypted,
+                                      case when d.payload_zstd then queen._payload_expand(d.payload) else d.payload end) as frame
+                    from unnest(p_ids, p_partitions) with ordinality as u (id, pid, ord)
+                    join queen.log_dlq d on d.tenant_id = p_tenant and d.queue = p_queue and d.id = u.id
+                   cross join lateral (select queen._requeued_txn(d) as txn) r) l
+           group by l.pid) s;
+  perform queen._append(v_segments, queen._now());
 end
 $$;
 comment on function queen._requeue(uuid[], bigint[], uuid, text) is

@@ -24,18 +24,6 @@ end
 $$;
 comment on view queen._timers_by_time is 'queen.log_timers as 64 arms, to be read in order of visible_at with a limit.';
 
-create type queen._group as (
-    tenant_id uuid,
-    queue     text,
-    part      text,
-    pid       bigint,
-    why       text,             -- null: to be fired; missing, away, busy, other; else the fault of its name
-    tids      tid[],            -- its rows in the order of their fire, and of each
-    sizes     int[],            --   the bytes
-    visible   timestamptz[]     --   and visible_at
-);
-comment on type queen._group is 'Due rows of one destination.';
-
 create type queen._pass as (
     fired   int,            -- timers delivered
     failed  int,            -- timers backed off or archived for a fault of their own
@@ -75,10 +63,9 @@ declare
   v_limit int := p_max_rows * case when p_workers > 1 then 2 else 1 end + 1;
   v_flat boolean;
   v_edge timestamptz;
-  v_tids tid[];
-  v_pids bigint[];
   v_locked bigint[];
   v_groups queen._group[];
+  v_chosen queen._group[];
   v_left timestamptz;
   v_rows bigint;
   v_bytes bigint;
@@ -165,38 +152,38 @@ begin
    cross join lateral (select sum(s.size) as bytes from unnest(g.sizes) as s (size)) x
    where g.why is null;
   if v_rows <= p_max_rows and v_bytes <= p_max_bytes then
-    select array_agg(r.tid), array_agg(g.pid) into v_tids, v_pids
-      from unnest(v_groups) g
-     cross join lateral unnest(g.tids) as r (tid)
-     where g.why is null;
+    v_chosen := array(select g from unnest(v_groups) g where g.why is null);
   else
     with due as (
-      select r.tid, r.bytes, r.visible_at, r.ord, g.pid, g.n,
+      select r.tid, r.bytes, r.visible_at, r.ord, g.pid, g.n, g.tenant_id, g.queue, g.part,
              row_number() over (partition by g.tenant_id order by r.visible_at, g.n, r.ord) as turn
         from unnest(v_groups) with ordinality as g (tenant_id, queue, part, pid, why, tids, sizes, visible, n)
        cross join lateral unnest(g.tids, g.sizes, g.visible) with ordinality as r (tid, bytes, visible_at, ord)
        where g.why is null
     ), placed as (
-      select d.tid, d.pid, d.visible_at, d.n, d.ord, row_number() over w as place, sum(d.bytes) over w as total
+      select d.*, row_number() over w as place, sum(d.bytes) over w as total
         from due d
       window w as (order by d.turn, d.visible_at, d.n, d.ord rows unbounded preceding)
     ), chosen as (
-      select p.tid, p.pid, p.visible_at, p.n, p.ord, p.place <= p_max_rows and (p.total <= p_max_bytes or p.place = 1) as taken
+      select p.*, p.place <= p_max_rows and (p.total <= p_max_bytes or p.place = 1) as taken
         from placed p
     )
-    select array_agg(c.tid order by c.n, c.ord) filter (where c.taken),
-           array_agg(c.pid order by c.n, c.ord) filter (where c.taken),
-           min(c.visible_at) filter (where not c.taken)
-      into v_tids, v_pids, v_left
+    select (select array_agg(g.grp)
+              from (select row(c.tenant_id, c.queue, c.part, c.pid, null, array_agg(c.tid order by c.ord), null, null)::queen._group as grp
+                      from chosen c
+                     where c.taken
+                     group by c.n, c.tenant_id, c.queue, c.part, c.pid) g),
+           min(c.visible_at) filter (where not c.taken), count(*) filter (where c.taken)
+      into v_chosen, v_left, v_rows
       from chosen c;
   end if;
 
-  if v_tids is not null then
-    v_fired := queen._fire_rows(v_tids, v_pids, p_now, false, p_fault);
+  if v_rows > 0 then
+    v_fired := queen._fire_rows(v_chosen, p_now, false, p_fault);
     v_pass.fired := v_fired.fired;
     v_pass.failed := v_fired.failed;
     v_pass.late := v_fired.late;
-    v_pass.held := cardinality(v_tids) - v_fired.fired - v_fired.failed;
+    v_pass.held := v_rows - v_fired.fired - v_fired.failed;
   end if;
   v_pass.failed := v_pass.failed + coalesce(queen._fail_groups(v_groups, p_now), 0);
 

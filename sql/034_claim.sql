@@ -130,8 +130,7 @@ begin
   with claimed as (
     update queen.log_timers t
        set claimed_until = v_now + log_timers_claim.lease, claim_token = gen_random_uuid()
-      from unnest(v_tids) as p (tid)
-     where t.ctid = p.tid
+     where t.ctid = any (v_tids)
     returning t.tenant_id, t.queue, t.timer_key, t."partition", t.txn, t.message_id, t.payload, t.attempts, t.deliver_at, t.claim_token
   )
   select c.* from claimed c order by c.deliver_at, c.timer_key;
@@ -159,13 +158,13 @@ $$;
 comment on function queen._check_claims(uuid[], text[], text[], uuid[]) is 'Refuses arrays that are not side by side.';
 
 create function queen._hold_claims(p_tenants uuid[], p_queues text[], p_keys text[], p_tokens uuid[], p_now timestamptz)
-returns table (ord bigint, tid tid, part text, deliver_at timestamptz)
+returns table (ord bigint, tid tid, tenant_id uuid, queue text, timer_key text, part text, deliver_at timestamptz)
 language sql
 volatile
 rows 1000
 begin atomic
-    select h.ord, h.tid, h.part, h.deliver_at
-      from (select w.ord, t.ctid as tid, t."partition" as part, t.deliver_at
+    select h.ord, h.tid, h.tenant_id, h.queue, h.timer_key, h.part, h.deliver_at
+      from (select w.ord, t.ctid as tid, w.tenant_id, w.queue, w.timer_key, t."partition" as part, t.deliver_at
               from (select u.tenant_id, u.queue, u.timer_key, min(u.ord) as ord, (array_agg(u.token order by u.ord))[1] as token
                       from unnest(p_tenants, p_queues, p_keys, p_tokens) with ordinality as u (tenant_id, queue, timer_key, token, ord)
                      group by u.tenant_id, u.queue, u.timer_key) w

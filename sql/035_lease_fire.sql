@@ -1,5 +1,8 @@
 -- The second half of the fire from outside: deliver or give back what queen.log_timers_claim leased.
 
+-- Arrays are joined, never subscripted: of an array of text the n-th element is found by walking there, which makes 10,000 of
+-- them cost half a second a statement (2026-12-01).
+
 -- p_wait false is the sweeper's way: nothing is born here, a locked partition is passed over.
 create function queen._fire_claims(
     p_tenants uuid[],
@@ -16,6 +19,7 @@ volatile
 set search_path = pg_catalog, queen, pg_temp
 set enable_seqscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 set work_mem = '64MB'
 as $$
 declare
@@ -24,14 +28,16 @@ declare
   v_firsts int;
   v_ords bigint[];
   v_tids tid[];
-  v_held tid[];
+  v_tenants uuid[];
+  v_queues text[];
+  v_keys text[];
   v_parts text[];
   v_dues timestamptz[];
   v_places queen._group[];
   v_place queen._group;
   v_locked bigint[];
   v_order bigint[];
-  v_pids bigint[];
+  v_groups queen._group[];
   v_fired queen._fired;
 begin
   statuses := array_fill('stale'::text, array[v_n]);
@@ -43,8 +49,9 @@ begin
             from unnest(p_tenants, p_queues, p_keys) with ordinality as u (tenant_id, queue, timer_key, ord)
            group by u.tenant_id, u.queue, u.timer_key) f;
   v_firsts := cardinality(v_order);
-  select array_agg(h.ord), array_agg(h.tid), array_agg(h.part), array_agg(h.deliver_at)
-    into v_ords, v_tids, v_parts, v_dues
+  select array_agg(h.ord), array_agg(h.tid), array_agg(h.tenant_id), array_agg(h.queue), array_agg(h.timer_key), array_agg(h.part),
+         array_agg(h.deliver_at)
+    into v_ords, v_tids, v_tenants, v_queues, v_keys, v_parts, v_dues
     from queen._hold_claims(p_tenants, p_queues, p_keys, p_tokens, v_now) h;
   if v_tids is null then
     return;
@@ -61,13 +68,10 @@ begin
     left join unnest(v_ords) as h (ord) on h.ord = u.ord
     left join unnest(v_order) as f (ord) on f.ord = u.ord;
 
-  v_held := v_tids;
-
   -- Destinations: born if missing, then locked, ascending.
   v_places := array(
     select row(g.tenant_id, g.queue, g.part, null, null, null, null, null)::queen._group
-      from (select distinct p_tenants[u.ord] as tenant_id, p_queues[u.ord] as queue, u.part
-              from unnest(v_ords, v_parts) as u (ord, part)) g
+      from (select distinct u.tenant_id, u.queue, u.part from unnest(v_tenants, v_queues, v_parts) as u (tenant_id, queue, part)) g
      order by g.tenant_id, g.queue collate "C", g.part collate "C");
   for i in 1..cardinality(v_places) loop
     v_place := v_places[i];
@@ -88,15 +92,15 @@ begin
              where p.id = any (array(select g.pid from unnest(v_places) g)) order by p.id for update skip locked) l;
   end if;
 
-  select array_agg(o.ord), array_agg(o.tid), array_agg(o.pid)
-    into v_order, v_tids, v_pids
-    from (select u.ord, u.tid, g.pid
-            from unnest(v_ords, v_tids, v_parts, v_dues) as u (ord, tid, part, due)
-            join unnest(v_places) g on g.tenant_id = p_tenants[u.ord] and g.queue = p_queues[u.ord] and g.part = u.part
+  select array_agg(row(o.tenant_id, o.queue, o.part, o.pid, null, o.tids, null, null)::queen._group)
+    into v_groups
+    from (select g.tenant_id, g.queue, g.part, g.pid, array_agg(u.tid order by u.due, u.timer_key collate "C") as tids
+            from unnest(v_tids, v_tenants, v_queues, v_keys, v_parts, v_dues) as u (tid, tenant_id, queue, timer_key, part, due)
+            join unnest(v_places) g on g.tenant_id = u.tenant_id and g.queue = u.queue and g.part = u.part
            where g.pid = any (v_locked)
-           order by g.pid, u.due, p_keys[u.ord] collate "C") o;
-  if v_tids is not null then
-    v_fired := queen._fire_rows(v_tids, v_pids, v_now, true, null);
+           group by g.tenant_id, g.queue, g.part, g.pid) o;
+  if v_groups is not null then
+    v_fired := queen._fire_rows(v_groups, v_now, true, null);
     late := v_fired.late;
     if v_fired.fired > 0 then
       select array_agg(case when f.ord is null then u.status else 'fired' end order by u.ord),
@@ -104,28 +108,35 @@ begin
              array_agg(f."offset" order by u.ord)
         into statuses, parts, offsets
         from unnest(statuses) with ordinality as u (status, ord)
-        left join (select v_order[r.ord] as ord, p.name as part, b.base + r.rank - 1 as "offset"
-                     from unnest(v_fired.ords, v_fired.pids, v_fired.ranks) as r (ord, pid, rank)
-                     join unnest(v_fired.places, v_fired.bases) as b (pid, base) on b.pid = r.pid
-                     join queen.log_partitions p on p.id = r.pid) f on f.ord = u.ord;
+        left join (select h.ord, g.part, v_fired.bases[s.i] + r.rank - 1 as "offset"
+                     from unnest(v_fired.segments) with ordinality as s (pid, n, raw, hashes, mids, tids, i)
+                    cross join lateral unnest(s.tids) with ordinality as r (tid, rank)
+                     join unnest(v_ords, v_tids) as h (ord, tid) on h.tid = r.tid
+                     join unnest(v_groups) g on g.pid = s.pid) f on f.ord = u.ord;
     end if;
   end if;
 
   -- Destinations with impossible names, which only a hand can have written.
   perform queen._timers_failed(array[u.tid], array[g.why], null, true, v_now)
-     from unnest(v_ords, v_held, v_parts) as u (ord, tid, part)
-     join unnest(v_places) g on g.tenant_id = p_tenants[u.ord] and g.queue = p_queues[u.ord] and g.part = u.part
+     from unnest(v_tids, v_tenants, v_queues, v_parts) as u (tid, tenant_id, queue, part)
+     join unnest(v_places) g on g.tenant_id = u.tenant_id and g.queue = u.queue and g.part = u.part
     where g.why is not null;
 
-  -- What was held and not delivered goes back at once; what has failed has lost its token already.
-  with back as (
+  if array_position(statuses, 'held') is null then
+    return;
+  end if;
+  -- What was held and not delivered goes back at once; what has failed is another version of its row already.
+  with left_over as materialized (
+    select h.ord, h.tid
+      from unnest(v_ords, v_tids) as h (ord, tid)
+      join unnest(statuses) with ordinality as u (status, ord) on u.ord = h.ord
+     where u.status = 'held'
+  ), back as (
     update queen.log_timers t
        set claimed_until = case when p_wait then null else v_now + interval '100 milliseconds' end, claim_token = null
-      from unnest(v_ords) as u (ord)
-     where statuses[u.ord] = 'held'
-       and t.tenant_id = p_tenants[u.ord] and t.queue = p_queues[u.ord] and t.timer_key = p_keys[u.ord]
-       and t.claim_token = p_tokens[u.ord]
-    returning u.ord
+      from left_over h
+     where t.ctid = h.tid
+    returning h.ord
   )
   select array_agg(case when u.status <> 'held' then u.status when b.ord is not null then 'stale' else 'failed' end order by u.ord)
     into statuses

@@ -14,7 +14,7 @@ begin
   )
   select array_agg(c.tenant_id), array_agg(c.queue), array_agg(c.timer_key), array_agg(c.claim_token),
          (select array_agg(row(g.tenant_id, g.queue, g.part, null, 'missing', null, null, null)::queen._group)
-            from (select distinct m.tenant_id, m.queue, m."partition" as part from claimed m) g
+            from (select distinct m.tenant_id, m.queue, m."partition" as part from claimed m offset 0) g
            where queen._name_problem(g.queue, 255) is null and queen._name_problem(g.part, 255) is null
              and queen._partition_id(g.tenant_id, g.queue, g.part) is null)
     into p_state.tenants, p_state.queues, p_state.keys, p_state.tokens, p_state.stuck

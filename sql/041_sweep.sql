@@ -40,9 +40,8 @@ begin
   v_state.late := array_fill(0::bigint, array[16]);
   -- Plans and the server's Python are made now, not in the first pass: that one came 20 to 70 ms late (2026-12-01, 2 cores).
   perform queen._fire_pass(1, 1, 'infinity', 0, 1, v_state.started_at);
-  perform queen._fire_rows(array[]::tid[], array[]::bigint[], v_state.started_at, false, null);
-  perform queen._append(array[]::bigint[], array[]::int[], array[]::bytea[], v_state.started_at, array[]::bigint[], array[]::int[],
-                        array[]::bytea[], array[]::uuid[]);
+  perform queen._fire_rows(array[]::queen._group[], v_state.started_at, false, null);
+  perform queen._append(array[]::queen._segment[], v_state.started_at);
   perform queen._segment_pack(''::bytea, 0);
   return v_state;
 end

@@ -20,11 +20,9 @@ WITH_WORK = 10
 def fill(db: Database, queue: str, idle: int) -> None:
     """10 partitions with a message each, in the midst of `idle` others whose message g and h have read."""
     append = (
-        "select count(*) from queen._append("
-        " (select array_agg(id order by id) from queen.log_partitions p where {0}),"
-        " (select array_agg(1) from queen.log_partitions p where {0}),"
-        " (select array_agg(queen._frame(gen_random_uuid(), null, 'me', null, false, '1') order by id)"
-        "    from queen.log_partitions p where {0}), queen._now(), '{{}}', '{{}}', '{{}}', '{{}}')"
+        "select cardinality(queen._append(array_agg("
+        " row(id, 1, queen._frame(gen_random_uuid(), null, 'me', null, false, '1'), '{{}}', '{{}}', null)::queen._segment"
+        " order by id), queen._now())) from queen.log_partitions p where {0}"
     )
     db.execute("select queen.configure_queue(%s, '{}')", queue)
     db.execute(
