@@ -54,7 +54,7 @@ begin
     if v_named then
       perform queen._lock_txns(p_tenant, array_fill(p_queue, array[v_n]), p_txns);
     end if;
-    perform from queen.log_partitions p where p.id = v_pid for update;
+    perform from queen.log_partitions p where p.id = v_pid for no key update;
     exit when found;
   end loop;
 

@@ -136,7 +136,7 @@ begin
         end if;
       end loop;
       if v_new is not null then
-        perform queen._pop_register(v_new, p_group, p_now);
+        perform queen._pop_register(p_queue_id, v_new, p_group, p_now);
       end if;
       v_got := array(
         select l.partition_id
@@ -173,9 +173,11 @@ $$;
 comment on function queen._pop_take(uuid, bigint, text, jsonb, text, text, int, timestamptz) is
   'Locks the consumer rows of partitions with something to deliver, enough of them for p_max messages.';
 
--- First contact of a group with a partition. An uncommitted first contact of another consumer would make the insert wait,
--- so an advisory lock is tried first and that partition left to it. (The timeout is for rows that queen._cool is writing.)
-create function queen._pop_register(p_partitions bigint[], p_group text, p_now timestamptz)
+-- First contact of a group with a partition. The partition is locked FOR KEY SHARE, as a foreign key would, so that it is not
+-- removed beside a cursor that is not committed yet. Another consumer's first contact, in a transaction that is open, would
+-- make the insert wait: so partitions are divided among 256 locks of the group, and what lies behind a lock that somebody
+-- has is left to him. (A lock a partition could fill the server's table of locks.)
+create function queen._pop_register(p_queue_id bigint, p_partitions bigint[], p_group text, p_now timestamptz)
 returns void
 language plpgsql
 volatile
@@ -183,20 +185,28 @@ set search_path = pg_catalog, queen, pg_temp
 set lock_timeout = '10ms'
 as $$
 declare
-  v_pid bigint;
+  v_shares bigint[] := array(
+    select d.share
+      from (select distinct u.pid % 256 as share from unnest(p_partitions) as u (pid) offset 0) d
+     where pg_try_advisory_xact_lock(hashtext('pg_queen group'), hashtext(p_queue_id || ' ' || d.share || ' ' || p_group)));
+  v_mine bigint[] := array(select u.pid from unnest(p_partitions) as u (pid) where u.pid % 256 = any (v_shares));
+  v_held bigint[] := array(select p.id from queen.log_partitions p where p.id = any (v_mine) order by p.id for key share skip locked);
 begin
-  foreach v_pid in array p_partitions[:256] loop
-    continue when not pg_try_advisory_xact_lock(hashtext('pg_queen group'), hashtext(v_pid || ' ' || p_group));
-    begin
-      insert into queen.log_consumers (partition_id, queue_id, consumer_group, committed, updated_at)
-      select p.id, p.queue_id, p_group, p.log_start - 1, p_now
-        from queen.log_partitions p
-       where p.id = v_pid
-      on conflict on constraint log_consumers_pkey do nothing;
-    exception when lock_not_available then
-      null;
-    end;
-  end loop;
+  if v_mine = '{}' then
+    return;
+  end if;
+  if v_held = '{}' then
+    -- Maintenance has it for a moment; or it is being dropped.
+    v_held := array(select p.id from queen.log_partitions p where p.id = v_mine[1] for key share);
+  end if;
+  insert into queen.log_consumers (partition_id, queue_id, consumer_group, committed, updated_at)
+  select p.id, p.queue_id, p_group, p.log_start - 1, p_now
+    from queen.log_partitions p
+   where p.id = any (v_held)
+   order by p.id
+  on conflict on constraint log_consumers_pkey do nothing;
+exception when lock_not_available then
+  null;
 end
 $$;
-comment on function queen._pop_register(bigint[], text, timestamptz) is 'Makes the cursors of a group, at the first stored offset.';
+comment on function queen._pop_register(bigint, bigint[], text, timestamptz) is 'Makes the cursors of a group, at the first stored offset.';

@@ -29,6 +29,7 @@ begin
      and p.last_offset >= p.log_start
      and (v_new or not p.hot)
    order by p.id
+     for key share of p
   on conflict on constraint log_consumers_pkey do nothing;
 exception when lock_not_available then
   -- Another consumer's open transaction is entering the group: what is hot can be read meanwhile.
@@ -137,6 +138,7 @@ begin
      where p.queue_id = v_queue.id
        and (seek."partition" is null or p.name = seek."partition")
      order by p.id
+       for key share of p
   ), moved as (
     insert into queen.log_consumers as c (partition_id, queue_id, consumer_group, committed, behind, updated_at)
     select t.id, v_queue.id, seek.consumer_group, t.committed, t.committed < t.last_offset, v_now

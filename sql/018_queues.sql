@@ -46,7 +46,8 @@ end
 $$;
 comment on function queen.configure_queue(text, jsonb, uuid) is
   'Sets options of a queue, made if missing. Arguments: queue; options, an object of settings that queen.settings marks'
-  ' per_queue, null restores the setting''s value, {} only looks; tenant. Returns the options in force. Errors: 22023, QN002.';
+  ' per_queue, null restores the setting''s value, {} only looks; tenant. Returns the options in force; maintenance heeds them'
+  ' within the hour. Errors: 22023, QN002.';
 
 create function queen.drop_queue(queue text, tenant uuid default null)
 returns jsonb

@@ -123,7 +123,7 @@ begin
                                where d.tenant_id = v_tenant and d.queue = dlq_requeue.queue
                                  and (dlq_requeue.ids is null or d.id = any (dlq_requeue.ids)))
              order by p.id
-               for update of p) l);
+               for no key update of p) l);
   -- In segments of at most batch_max_bytes and batch_max_ops, numbered; the n-th of all partitions are one append.
   with taken as (
     select d.id, p.id as pid, d.payload, d.payload_zstd, d.failed_at

@@ -134,7 +134,7 @@ begin
             from queen.log_partitions p
            where p.id = any (array(select g.pid from unnest(v_groups) g where g.why is null))
            order by p.id
-             for update skip locked) l;
+             for no key update skip locked) l;
 
   -- Which rows: all of the groups that can be fired, or, when that is too much for one pass, a prefix of each: tenants
   -- take turns, within one it goes by time.

@@ -85,11 +85,11 @@ begin
   if p_wait then
     select array_agg(l.id) into v_locked
       from (select p.id from queen.log_partitions p
-             where p.id = any (array(select g.pid from unnest(v_places) g)) order by p.id for update) l;
+             where p.id = any (array(select g.pid from unnest(v_places) g)) order by p.id for no key update) l;
   else
     select array_agg(l.id) into v_locked
       from (select p.id from queen.log_partitions p
-             where p.id = any (array(select g.pid from unnest(v_places) g)) order by p.id for update skip locked) l;
+             where p.id = any (array(select g.pid from unnest(v_places) g)) order by p.id for no key update skip locked) l;
   end if;
 
   select array_agg(row(o.tenant_id, o.queue, o.part, o.pid, null, o.tids, null, null)::queen._group)

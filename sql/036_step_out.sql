@@ -29,7 +29,7 @@ begin
   else
     v_pid := queen._partition_id(p_group.tenant_id, p_group.queue, p_group.part);
     if v_pid is not null then
-      perform from queen.log_partitions p where p.id = v_pid for update skip locked;
+      perform from queen.log_partitions p where p.id = v_pid for no key update skip locked;
       if found then
         return 0;
       end if;
@@ -92,7 +92,7 @@ begin
       join queen.log_partitions p on p.id = b.pid
      where p.id = any (v_pids) and b.away_from > p_now
      order by p.id
-       for update of p skip locked
+       for no key update of p skip locked
   )
   select array_agg(row(g.*)::queen.log_busy) into v_free
     from (select * from got
@@ -165,7 +165,7 @@ set search_path = pg_catalog, queen, pg_temp
 set lock_timeout = '10ms'
 as $$
 begin
-  perform from queen.log_partitions p where p.id = p_partition_id for update;
+  perform from queen.log_partitions p where p.id = p_partition_id for no key update;
   return found;
 exception when lock_not_available then
   return false;

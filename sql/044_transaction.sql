@@ -149,7 +149,7 @@ begin
                     from jsonb_array_elements(transaction.ops) as o (op)
                    where o.op ->> 'op' = 'push') w))
     order by p.id
-      for update;
+      for no key update;
 
   -- 4 consumers
   for v_item in

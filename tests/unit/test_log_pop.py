@@ -59,6 +59,19 @@ def test_any_partition_takes_from_several(db: Database, consumer: Connection) ->
     assert consumer.execute(f"{ROWS}('q')").fetchall() == []
 
 
+def test_the_first_pop_of_a_group_takes_from_all(db: Database, session: StartSession) -> None:
+    """Also past what one server has locks for, and beside a first contact that is not committed."""
+    db.execute("select queen.push_many('q', array['1', '2', '3']::jsonb[], 'p' || i) from generate_series(1, 300) i")
+    assert db.value("select count(*) from queen.pop('q', 'g', 10000)") == 900
+    first, second = session("carl_consumer", autocommit=False), session("carl_consumer")
+    assert len(first.run("select 1 from queen.pop('q', 'h', 3)")) == 3
+    # One in 256 partitions shares its lock with the one that the first has.
+    ((count,),) = second.run("select count(*) from queen.pop('q', 'h', 10000)")
+    assert 297 * 3 < count <= 299 * 3
+    first.connection.commit()
+    assert db.value("select count(*) from queen.pop('q', 'h', 10000)") == 897 - count
+
+
 def test_groups_do_not_know_of_one_another(db: Database, consumer: Connection) -> None:
     fill(db, 1, 3)
     for group in ("a", "b", "default"):

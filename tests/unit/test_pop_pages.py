@@ -20,8 +20,8 @@ WITH_WORK = 10
 def fill(db: Database, queue: str, idle: int) -> None:
     """10 partitions with a message each, in the midst of `idle` others whose message g and h have read."""
     append = (
-        "select cardinality(queen._append(array_agg("
-        " row(id, 1, queen._frame(gen_random_uuid(), null, 'me', null, false, '1'), '{{}}', '{{}}', null)::queen._segment"
+        "select cardinality(queen._append(array_agg(row(id, 1,"
+        " queen._frame(gen_random_uuid(), null, 'me', null, false, '1'), '{{}}', '{{}}', null)::queen._segment"
         " order by id), queen._now())) from queen.log_partitions p where {0}"
     )
     db.execute("select queen.configure_queue(%s, '{}')", queue)
