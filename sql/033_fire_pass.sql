@@ -120,9 +120,10 @@ begin
     return v_pass;
   end if;
 
-  -- A worker keeps to partitions of its own share while they have something due, and helps with the others when not: so
-  -- workers with a backlog do not queue on one another.
-  if p_workers > 1 and exists (select from unnest(v_groups) g where g.why is null and g.pid % p_workers = p_worker) then
+  -- With much to do, a worker keeps to partitions of its own share while they have something due, and helps with the others
+  -- when not: so workers with a backlog do not queue on one another.
+  if p_workers > 1 and (select sum(cardinality(g.tids)) from unnest(v_groups) g) > 500
+     and exists (select from unnest(v_groups) g where g.why is null and g.pid % p_workers = p_worker) then
     select array_agg(row(g.tenant_id, g.queue, g.part, g.pid,
              case when g.why is null and g.pid % p_workers <> p_worker then 'other' else g.why end,
              g.tids, g.sizes, g.visible)::queen._group)
