@@ -175,28 +175,6 @@ $$;
 comment on function queen._check_lease(interval) is 'Refuses a lease that is null, not positive, or longer than a day.';
 
 -- Until tenants can be granted, only the operator may name another one.
-create function queen._check_tenant(p_tenant uuid)
-returns uuid
-language plpgsql
-stable
-parallel safe
-set search_path = pg_catalog, queen, pg_temp
-as $$
-begin
-  if p_tenant is null or p_tenant = '00000000-0000-0000-0000-000000000001' then
-    return '00000000-0000-0000-0000-000000000001'::uuid;
-  end if;
-  if not pg_has_role(session_user, 'queen_admin', 'member') then
-    raise exception using
-      errcode = 'QN002',
-      message = format('tenant "%s" is not open to role "%s"', p_tenant, session_user),
-      hint = 'Leave tenant out to use the default tenant.';
-  end if;
-  return p_tenant;
-end
-$$;
-comment on function queen._check_tenant(uuid) is 'The tenant meant by an argument (null: the default one), or QN002.';
-
 -- The due time of a call. The clock is read here, at the statement: a transaction that has been open for a minute does
 -- not shorten a delay by a minute.
 create function queen._due(p_now timestamptz, p_delay interval, p_deliver_at timestamptz)

@@ -277,7 +277,7 @@ begin
   perform queen._check_name('txn', sent.txn, case when sent.txn like 'dlq:%' then 2048 else 255 end);
   return query
   select s.name, s."offset", s.message_id, s.created_at
-    from queen._seen(queen._check_tenant(sent.tenant), sent.queue, sent.txn) s;
+    from queen._seen(queen._find_tenant(sent.tenant), sent.queue, sent.txn) s;
 end
 $$;
 comment on function queen.sent(text, text, uuid) is

@@ -99,7 +99,7 @@ as $$
 declare
   v_batch queen._batch;
 begin
-  v_batch := queen._pop_lease(queen._check_tenant(pop.tenant), pop.queue, pop.consumer_group, pop.max_messages, pop.lease,
+  v_batch := queen._pop_lease(queen._find_tenant(pop.tenant), pop.queue, pop.consumer_group, pop.max_messages, pop.lease,
                               pop."partition", pop.auto_ack);
   if v_batch.partitions is null then
     return;
@@ -174,7 +174,7 @@ as $$
 declare
   v_batch queen._batch;
 begin
-  v_batch := queen._pop_lease(queen._check_tenant(pop_segments.tenant), pop_segments.queue, pop_segments.consumer_group,
+  v_batch := queen._pop_lease(queen._find_tenant(pop_segments.tenant), pop_segments.queue, pop_segments.consumer_group,
     pop_segments.max_messages, pop_segments.lease, pop_segments."partition", pop_segments.auto_ack);
   if v_batch.partitions is null then
     return;

@@ -55,7 +55,7 @@ declare
   v_now timestamptz;
 begin
   perform queen._check_ack(ack.queue, ack.consumer_group, ack."partition", ack.lease_id);
-  v_pid := queen._partition_id(queen._check_tenant(ack.tenant), ack.queue, ack."partition");
+  v_pid := queen._partition_id(queen._find_tenant(ack.tenant), ack.queue, ack."partition");
 
   select c.committed, c.leased_to into v_row
     from queen.log_consumers c
@@ -126,7 +126,7 @@ begin
   if nack.delay is not null and (nack.delay < interval '0' or nack.delay > interval '366 days') then
     perform queen._refuse('delay', format('"%s" is out of range', nack.delay), 'Accepted is an interval from 0 to 366 days.');
   end if;
-  v_pid := queen._partition_id(queen._check_tenant(nack.tenant), nack.queue, nack."partition");
+  v_pid := queen._partition_id(queen._find_tenant(nack.tenant), nack.queue, nack."partition");
 
   select c.committed, c.attempts into v_row
     from queen.log_consumers c
@@ -185,7 +185,7 @@ declare
 begin
   perform queen._check_ack(extend.queue, extend.consumer_group, extend."partition", extend.lease_id);
   perform queen._check_lease(extend.lease);
-  v_pid := queen._partition_id(queen._check_tenant(extend.tenant), extend.queue, extend."partition");
+  v_pid := queen._partition_id(queen._find_tenant(extend.tenant), extend.queue, extend."partition");
   update queen.log_consumers c
      set lease_expires_at = queen._now() + extend.lease, updated_at = queen._now()
    where c.partition_id = v_pid

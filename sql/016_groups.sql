@@ -101,7 +101,7 @@ set search_path = pg_catalog, queen, pg_temp
 set enable_seqscan = off
 as $$
 declare
-  v_tenant uuid := queen._check_tenant(seek.tenant);
+  v_tenant uuid := queen._find_tenant(seek.tenant);
   v_now timestamptz := queen._now();
   v_queue record;
   v_moved bigint;
@@ -171,7 +171,7 @@ set search_path = pg_catalog, queen, pg_temp
 set enable_seqscan = off
 as $$
 declare
-  v_tenant uuid := queen._check_tenant(drop_group.tenant);
+  v_tenant uuid := queen._find_tenant(drop_group.tenant);
   v_queue bigint;
   v_gone bigint;
 begin

@@ -59,7 +59,7 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
 declare
-  v_tenant uuid := queen._check_tenant(drop_queue.tenant);
+  v_tenant uuid := queen._find_tenant(drop_queue.tenant);
   v_queue bigint;
   v_pids bigint[];
   v_timers bigint;

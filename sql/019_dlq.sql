@@ -10,7 +10,7 @@ set search_path = pg_catalog, queen, pg_temp
 set enable_seqscan = off
 as $$
 declare
-  v_tenant uuid := queen._check_tenant(dlq_list.tenant);
+  v_tenant uuid := queen._find_tenant(dlq_list.tenant);
   v_row queen.log_dlq;
   v_payload bytea;
   v_json jsonb;
@@ -96,7 +96,7 @@ set enable_seqscan = off
 set jit = off
 as $$
 declare
-  v_tenant uuid := queen._check_tenant(dlq_requeue.tenant);
+  v_tenant uuid := queen._find_tenant(dlq_requeue.tenant);
   v_max bigint := queen._setting('payload_max_bytes')::bigint + 1;
   v_most bigint := queen._setting('batch_max_bytes')::bigint;
   v_rows int := queen._setting('batch_max_ops')::int;
@@ -108,6 +108,9 @@ declare
 begin
   perform queen._check_name('queue', dlq_requeue.queue);
   perform queen._check_ids(dlq_requeue.ids);
+  if v_tenant is null then
+    return 0;
+  end if;
   -- Partitions first, as the lock order has it; then the letters, some of which may be gone by now.
   perform queen._provision(v_tenant, dlq_requeue.queue, w.part)
      from (select distinct d."partition" as part from queen.log_dlq d
@@ -180,7 +183,7 @@ set search_path = pg_catalog, queen, pg_temp
 set enable_seqscan = off
 as $$
 declare
-  v_tenant uuid := queen._check_tenant(dlq_purge.tenant);
+  v_tenant uuid := queen._find_tenant(dlq_purge.tenant);
   v_done bigint;
 begin
   perform queen._check_name('queue', dlq_purge.queue);

@@ -95,7 +95,7 @@ declare
 begin
   perform queen._check_name('queue', reschedule.queue);
   perform queen._check_name('timer_key', reschedule.timer_key, 512);
-  return queen._reschedule(queen._check_tenant(reschedule.tenant), reschedule.queue, reschedule.timer_key,
+  return queen._reschedule(queen._find_tenant(reschedule.tenant), reschedule.queue, reschedule.timer_key,
     queen._due(v_now, reschedule.delay, reschedule.deliver_at), v_now);
 end
 $$;
@@ -114,7 +114,7 @@ as $$
 begin
   perform queen._check_name('queue', cancel.queue);
   perform queen._check_name('timer_key', cancel.timer_key, 512);
-  return queen._cancel(queen._check_tenant(cancel.tenant), cancel.queue, cancel.timer_key, queen._now());
+  return queen._cancel(queen._find_tenant(cancel.tenant), cancel.queue, cancel.timer_key, queen._now());
 end
 $$;
 comment on function queen.cancel(text, text, uuid) is

@@ -72,7 +72,7 @@ security definer
 set search_path = pg_catalog, queen, pg_temp
 as $$
 declare
-  v_tenant uuid := queen._check_tenant(apply.tenant);
+  v_tenant uuid := queen._find_tenant(apply.tenant);
   v_now timestamptz;
   v_item record;
   v_verdict queen.timer_verdict;
@@ -94,6 +94,10 @@ begin
     perform queen._refuse('ops', format('ops[%s].timer_key is there twice', v_item.pos), 'Give each key of a queue once in a call.');
   end if;
 
+  -- Without a schedule there is nothing to tell of a tenant that is not open: its keys are absent.
+  if exists (select from jsonb_array_elements(apply.ops) as o (op) where o.op ->> 'op' = 'schedule') then
+    perform queen._check_tenant(apply.tenant);
+  end if;
   v_results := array_fill(null::jsonb, array[jsonb_array_length(apply.ops)]);
   v_now := queen._now();
   for v_item in

@@ -47,7 +47,7 @@ begin
   perform queen._check_name('timer_key', peek.timer_key, 512);
   select t.* into v_row
     from queen.log_timers t
-   where t.tenant_id = queen._check_tenant(peek.tenant) and t.queue = peek.queue and t.timer_key = peek.timer_key;
+   where t.tenant_id = queen._find_tenant(peek.tenant) and t.queue = peek.queue and t.timer_key = peek.timer_key;
   if found then
     return next queen._timer(v_row, true, queen._now());
   end if;
@@ -68,7 +68,7 @@ set enable_bitmapscan = off
 as $$
 declare
   v_row queen.log_timers;
-  v_tenant uuid := queen._check_tenant(list_timers.tenant);
+  v_tenant uuid := queen._find_tenant(list_timers.tenant);
   v_now timestamptz := queen._now();
 begin
   perform queen._check_name('queue', list_timers.queue);

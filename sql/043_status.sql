@@ -17,6 +17,7 @@ declare
   v_now timestamptz := queen._now();
   v_due record;
   v_busy queen.log_busy;
+  v_tenants uuid[] := queen._open_tenants();
 begin
   select e.extversion into version from pg_extension e where e.extname = 'pg_queen';
   pg_cron := coalesce(queen._cron_problem(), (select e.extversion from pg_extension e where e.extname = 'pg_cron'));
@@ -41,10 +42,11 @@ begin
               join queen.log_timers t on t.shard = s.shard::smallint
              where t.visible_at > v_now and t.visible_at >= v_busy.away_from and t.visible_at <= v_busy.away_to
                and t.claim_token is null and t.deliver_at <= v_now
-               and t.queue is not distinct from v_busy.queue and t."partition" is not distinct from v_busy."partition"
+               and t.tenant_id is not distinct from v_busy.tenant_id and t.queue is not distinct from v_busy.queue and t."partition" is not distinct from v_busy."partition"
              limit 10000) w;
   end loop;
-  select count(*) into dead_letters from (select from queen.log_dlq d limit 10000) d;
+  select count(*) into dead_letters
+    from (select from queen.log_dlq d where v_tenants is null or d.tenant_id = any (v_tenants) limit 10000) d;
   return next;
 end
 $$;
@@ -52,4 +54,4 @@ comment on function queen.status() is
   'One row on the state of pg_queen: version; pg_cron, its version or what is wrong with it; jobs, active workers'' jobs;'
   ' workers_alive, workers seen in the last 12 s; last_pass_at, when one last looked; fired, timers delivered so far; due, how'
   ' many wait to be fired now (counted to 10,000); next_due_at; oldest_lateness of those due; busy_partitions, held by somebody''s'
-  ' open transaction; dead_letters (counted to 10,000).';
+  ' open transaction; dead_letters of the tenants open to you (counted to 10,000).';

@@ -97,7 +97,7 @@ security definer
 set search_path = pg_catalog, queen, pg_temp
 as $$
 declare
-  v_tenant uuid := queen._check_tenant(transaction.tenant);
+  v_tenant uuid := queen._find_tenant(transaction.tenant);
   v_n int;
   v_results jsonb[];
   v_timers jsonb;
@@ -115,6 +115,9 @@ begin
   perform queen._transaction_check(o.op, o.ord - 1)
      from jsonb_array_elements(transaction.ops) with ordinality as o (op, ord) order by o.ord;
   perform queen._transaction_allowed(transaction.ops);
+  if exists (select from jsonb_array_elements(transaction.ops) as o (op) where o.op ->> 'op' in ('schedule', 'push')) then
+    perform queen._check_tenant(transaction.tenant);
+  end if;
   v_results := array_fill(null::jsonb, array[v_n]);
 
   -- 1 timers

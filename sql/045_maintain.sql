@@ -138,6 +138,8 @@ begin
             limit 1000
               for update of x skip locked));
     more := found;
+  elsif p_phase = 'tenants' then
+    more := queen._drop_tenants();
   elsif p_phase = 'run log' and queen._cron_problem() is null then
     delete from cron.job_run_details r
      where r.ctid = any (array(
@@ -162,7 +164,7 @@ declare
   v_more boolean;
   v_end timestamptz := pg_catalog.clock_timestamp() + coalesce(run_for, interval '50 seconds');
 begin
-  foreach v_phase in array array['cool', 'retain', 'dead letters', 'run log'] loop
+  foreach v_phase in array array['cool', 'retain', 'dead letters', 'tenants', 'run log'] loop
     v_after := 0;
     loop
       begin
@@ -194,7 +196,8 @@ select q.tenant_id, q.name as queue, p.name as "partition", g.consumer_group, co
   join queen.queues q on q.id = p.queue_id
   join queen.log_groups g on g.queue_id = p.queue_id
   left join queen.log_consumers c on c.partition_id = p.id and c.consumer_group = g.consumer_group
- where p.last_offset > greatest(coalesce(c.committed, 0), p.log_start - 1);
+ where p.last_offset > greatest(coalesce(c.committed, 0), p.log_start - 1)
+   and queen._tenant_open(q.tenant_id);
 comment on view queen.lagging_groups is
   'Groups with messages to read, by partition: how many, how old the oldest is, and when the group was last seen. Retention keeps'
   ' those messages unless the queue says retention_force.';
@@ -205,5 +208,6 @@ select q.tenant_id, q.name as queue, p.name as "partition", c.consumer_group, c.
   from queen.log_consumers c
   join queen.log_partitions p on p.id = c.partition_id
   join queen.queues q on q.id = p.queue_id
- where c.lease_expires_at <= queen._now();
+ where c.lease_expires_at <= queen._now()
+   and queen._tenant_open(q.tenant_id);
 comment on view queen.expired_leases is 'Batches whose lease ran out without ack or nack: delivered again at the next pop.';

@@ -60,13 +60,17 @@ grant execute on function queen.dlq_requeue(text, uuid[], uuid), queen.dlq_purge
 grant execute on function queen.status() to queen_reader, queen_producer, queen_consumer;
 grant select on queen.settings, queen.lagging_groups, queen.expired_leases to queen_reader, queen_admin;
 -- The views tell ages.
-grant execute on function queen._setting_catalog(), queen._now() to queen_reader, queen_admin;
+grant execute on function queen._setting_catalog(), queen._now(), queen._tenant_open(uuid) to queen_reader, queen_admin;
 
 grant execute on function
   queen.configure(text, text),
   queen.configure_queue(text, jsonb, uuid),
   queen.drop_queue(text, uuid),
   queen.drop_group(text, text, uuid),
+  queen.create_tenant(uuid, text),
+  queen.grant_tenant(uuid, text),
+  queen.revoke_tenant(uuid, text),
+  queen.drop_tenant(uuid),
   queen.fire_due(int),
   queen.log_timers_due(smallint[]),
   queen.log_timers_claim(smallint[], interval, int, int),

@@ -152,7 +152,7 @@ def test_a_role_name_that_needs_quotes_is_quoted(db: Database) -> None:
 
 def test_another_tenant_is_denied(producer: Connection) -> None:
     with pytest.raises(TenantDenied) as refusal:
-        Queen(producer).cancel("q", "k", tenant="10000000-0000-0000-0000-000000000000")
+        Queen(producer).schedule("q", "k", 1, "1 hour", tenant="10000000-0000-0000-0000-000000000000")
     assert refusal.value.sqlstate == "QN002"
 
 

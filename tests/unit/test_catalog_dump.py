@@ -29,6 +29,10 @@ def fill(db: Database) -> None:
     db.execute("select queen.configure('timer_max_attempts', '1')")
     db.execute("select queen.configure('payload_max_bytes', '2000000')")
     db.execute("select queen.configure_queue('o''clock', '{\"delivery_max_attempts\": 1, \"retention\": \"9 days\"}')")
+    db.execute(
+        "select queen.create_tenant('a0000000-0000-0000-0000-000000000001', 'shop'),"
+        " queen.grant_tenant('a0000000-0000-0000-0000-000000000001', 'alice_producer')"
+    )
     # The log: read in part, leased in part, given back, moved back, dead.
     db.execute(
         "select queen.push_many('log', (select array_agg(to_jsonb(i)) from generate_series(1, 50) i), partition => 'p'"

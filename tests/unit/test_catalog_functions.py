@@ -103,6 +103,10 @@ PUBLIC = {
     "configure_queue": ("queue text, options jsonb, tenant uuid = null", "jsonb"),
     "drop_queue": ("queue text, tenant uuid = null", "jsonb"),
     "drop_group": ("queue text, consumer_group text, tenant uuid = null", "bigint"),
+    "create_tenant": ("tenant uuid, name text = null", "uuid"),
+    "grant_tenant": ("tenant uuid, role_name text", "boolean"),
+    "revoke_tenant": ("tenant uuid, role_name text", "boolean"),
+    "drop_tenant": ("tenant uuid", "jsonb"),
     "dlq_list": (
         "queue text, after uuid = null, max_rows integer = 100, tenant uuid = null",
         "SETOF queen.dead_letter",
@@ -134,6 +138,7 @@ OPEN_INTERNAL = {
     "_maintain_step": {"queen_admin"},  # maintain, likewise
     "_setting_catalog": {"queen_admin", "queen_reader"},  # the view queen.settings calls it as its reader
     "_now": {"queen_admin", "queen_reader"},  # so do the views that tell ages
+    "_tenant_open": {"queen_admin", "queen_reader"},  # and those that hide what is not open
 }
 
 TYPES = {

@@ -38,6 +38,10 @@ FUNCTIONS = {
     "configure_queue": "---x-",
     "drop_queue": "---x-",
     "drop_group": "---x-",
+    "create_tenant": "---x-",
+    "grant_tenant": "---x-",
+    "revoke_tenant": "---x-",
+    "drop_tenant": "---x-",
     "fire_due": "---x-",
     "log_timers_due": "---x-",
     "log_timers_claim": "---x-",
@@ -54,6 +58,7 @@ FUNCTIONS = {
     "_maintain_step": "---x-",
     "_setting_catalog": "--xx-",
     "_now": "--xx-",
+    "_tenant_open": "--xx-",
 }
 
 # Views for those who look; all the rest is tables, and for admin alone.

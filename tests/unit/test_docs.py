@@ -607,7 +607,7 @@ def test_words_in_code_marks_exist(catalog: Database, file: Path) -> None:
         "shared_preload_libraries max_worker_processes pg_hba lock_timeout statement_timeout max_wal_size"
         " idle_in_transaction_session_timeout hot_standby_feedback autovacuum_vacuum_scale_factor"
         " autovacuum_vacuum_threshold pg_stat_activity pg_monitor pg_locks"
-        " pg_dump pg_dumpall pg_config pg_cron pg_queen PG_CONFIG".split()
+        " pg_dump pg_dumpall pg_config pg_cron pg_queen pg_roles PG_CONFIG".split()
     )
     for words in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", plain(file), flags=re.DOTALL)):
         for word in re.findall(r"(?<![\w.])[A-Za-z]+(?:_[A-Za-z]+)+\b", words):

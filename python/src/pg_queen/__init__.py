@@ -14,6 +14,7 @@ from .errors import (
     QueenError,
     SegmentDamaged,
     TenantDenied,
+    TenantMissing,
 )
 from .install import Installed, install, install_files
 from .types import (
@@ -54,6 +55,7 @@ __all__ = [
     "Sent",
     "Status",
     "TenantDenied",
+    "TenantMissing",
     "Timer",
     "TimerVerdict",
     "__version__",

@@ -562,6 +562,32 @@ class Queen:
         """
         return self._number("drop_group", queue=queue, consumer_group=consumer_group, tenant=tenant)
 
+    def create_tenant(self, tenant: UUID | str, name: str | None = None) -> UUID:
+        """Create a tenant, open to nobody but administrators yet, or name one that exists: ``queen.create_tenant``."""
+        ((created,),) = self._values("create_tenant", tenant=tenant, name=name)
+        return UUID(str(created))
+
+    def grant_tenant(self, tenant: UUID | str, role_name: str) -> bool:
+        """Open a tenant to a role and its members: ``queen.grant_tenant``. Returns whether that is new.
+
+        Raises :class:`TenantMissing` for a tenant that was not created.
+        """
+        ((new,),) = self._values("grant_tenant", tenant=tenant, role_name=role_name)
+        return bool(new)
+
+    def revoke_tenant(self, tenant: UUID | str, role_name: str) -> bool:
+        """Close a tenant to a role: ``queen.revoke_tenant``. Returns whether it was open to it."""
+        ((was_open,),) = self._values("revoke_tenant", tenant=tenant, role_name=role_name)
+        return bool(was_open)
+
+    def drop_tenant(self, tenant: UUID | str) -> bool:
+        """Close a tenant and remove everything of it: ``queen.drop_tenant``.
+
+        Returns whether nothing is left; else the server's maintenance goes on. Raises :class:`TenantMissing`.
+        """
+        ((dropped,),) = self._values("drop_tenant", tenant=tenant)
+        return bool(dropped["done"])
+
     # -- plumbing -------------------------------------------------------------------------------------------------
 
     def _rows(self, record: type[_R], function: str, **arguments: object) -> list[_R]:

@@ -21,6 +21,7 @@ __all__ = [
     "QueenError",
     "SegmentDamaged",
     "TenantDenied",
+    "TenantMissing",
     "translate",
 ]
 
@@ -58,6 +59,10 @@ class TenantDenied(QueenError):
     """The tenant is not open to this role (QN002)."""
 
 
+class TenantMissing(QueenError):
+    """The tenant was not created (QN004)."""
+
+
 class LeaseLost(QueenError):
     """An ack within ``queen.transaction`` met a lease that is not in force, and nothing of it was done (QN003)."""
 
@@ -93,6 +98,7 @@ _BY_SQLSTATE: dict[str, tuple[type[QueenError], str | None]] = {
     "QN001": (CronUnusable, None),
     "QN002": (TenantDenied, None),
     "QN003": (LeaseLost, None),
+    "QN004": (TenantMissing, None),
     "QN010": (SegmentDamaged, None),
 }
 
