@@ -17,7 +17,8 @@ create type queen._group as (
     why       text,             -- null: to be fired; missing, away, busy, other; else the fault of its name
     tids      tid[],            -- its rows in the order of their fire, and of each
     sizes     int[],            --   the bytes
-    visible   timestamptz[]     --   and visible_at
+    visible   timestamptz[],    --   visible_at
+    keys      text[]            --   and, when the pass goes by tenants, the key
 );
 comment on type queen._group is 'Due rows of one destination.';
 

@@ -82,6 +82,7 @@ declare
   v_window int := log_timers_claim.max_rows + 1;
   v_seen int;
   v_flat boolean;
+  v_fair boolean := false;
   v_tids tid[];
 begin
   perform queen._check_shards(v_shards);
@@ -107,9 +108,13 @@ begin
                      order by v.visible_at
                      limit v_window) s) r;
     -- A window that ends within the instant of its last picks would break the order of keys.
-    if v_seen = v_window and v_flat and v_window < 32768 then
+    if v_seen = v_window and v_flat and v_window < 32768 and log_timers_claim.shards is not null then
       v_window := v_window * 4;
       continue;
+    end if;
+    if v_seen = v_window and not v_fair and log_timers_claim.shards is null then
+      v_fair := true;
+      v_tids := queen._claim_fairly(log_timers_claim.max_rows, log_timers_claim.per_tenant, v_now);
     end if;
     v_tids := array(
       select h.tid
@@ -123,7 +128,7 @@ begin
        order by h.ord);
     -- A window full of rows that others hold, or of one tenant's that has its share, hides those behind it.
     exit when cardinality(v_tids) >= log_timers_claim.max_rows or v_seen < v_window
-           or (cardinality(v_tids) > 0 and log_timers_claim.per_tenant is null);
+           or (cardinality(v_tids) > 0 and (v_fair or log_timers_claim.per_tenant is null));
     v_window := least(v_window::bigint * 4, 2000000000);
   end loop;
   return query

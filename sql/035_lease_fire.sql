@@ -70,7 +70,7 @@ begin
 
   -- Destinations: born if missing, then locked, ascending.
   v_places := array(
-    select row(g.tenant_id, g.queue, g.part, null, null, null, null, null)::queen._group
+    select row(g.tenant_id, g.queue, g.part, null, null, null, null, null, null)::queen._group
       from (select distinct u.tenant_id, u.queue, u.part from unnest(v_tenants, v_queues, v_parts) as u (tenant_id, queue, part)) g
      order by g.tenant_id, g.queue collate "C", g.part collate "C");
   for i in 1..cardinality(v_places) loop
@@ -92,7 +92,7 @@ begin
              where p.id = any (array(select g.pid from unnest(v_places) g)) order by p.id for no key update skip locked) l;
   end if;
 
-  select array_agg(row(o.tenant_id, o.queue, o.part, o.pid, null, o.tids, null, null)::queen._group)
+  select array_agg(row(o.tenant_id, o.queue, o.part, o.pid, null, o.tids, null, null, null)::queen._group)
     into v_groups
     from (select g.tenant_id, g.queue, g.part, g.pid, array_agg(u.tid order by u.due, u.timer_key collate "C") as tids
             from unnest(v_tids, v_tenants, v_queues, v_keys, v_parts, v_dues) as u (tid, tenant_id, queue, timer_key, part, due)

@@ -15,7 +15,8 @@ create function queen._fire_safely(
     p_from timestamptz,
     p_worker int,
     p_workers int,
-    p_now timestamptz)
+    p_now timestamptz,
+    p_crowd queen._crowd[] default null)
 returns queen._pass
 language plpgsql
 volatile
@@ -28,7 +29,8 @@ declare
 begin
   loop
     begin
-      return queen._fire_pass(v_rows, p_max_bytes, p_from, p_worker, p_workers, p_now);
+      return case when p_crowd is null then queen._fire_pass(v_rows, p_max_bytes, p_from, p_worker, p_workers, p_now)
+                  else queen._fire_crowd(v_rows, p_max_bytes, p_crowd, p_worker, p_workers, p_now) end;
     exception when others then
       get stacked diagnostics v_state = returned_sqlstate, v_message = message_text;
       if queen._transient(v_state) then
@@ -36,14 +38,16 @@ begin
       end if;
     end;
     if v_rows = 1 then
-      return queen._fire_pass(1, p_max_bytes, p_from, p_worker, p_workers, p_now, format('%s (%s)', v_message, v_state));
+      v_message := format('%s (%s)', v_message, v_state);
+      return case when p_crowd is null then queen._fire_pass(1, p_max_bytes, p_from, p_worker, p_workers, p_now, v_message)
+                  else queen._fire_crowd(1, p_max_bytes, p_crowd, p_worker, p_workers, p_now, v_message) end;
     end if;
     v_rows := v_rows / 2;
   end loop;
 end
 $$;
-comment on function queen._fire_safely(int, bigint, timestamptz, int, int, timestamptz) is
-  'queen._fire_pass; when it fails for a reason of a row, smaller passes until that row is alone and is failed with the reason.';
+comment on function queen._fire_safely(int, bigint, timestamptz, int, int, timestamptz, queen._crowd[]) is
+  'queen._fire_pass, or queen._fire_crowd when tenants are named; when it fails for a reason of a row, smaller passes until that row is alone and is failed with the reason.';
 
 create function queen.fire_due(max_rows int default 1000)
 returns int

@@ -53,6 +53,11 @@ create type queen._sweep_state as (
     quiet_from  timestamptz,     --   made at this time
     quiet_to    timestamptz,     --   and reaching that far:
     quiet_next  timestamptz,     --   the first timer, or null
+    crowd       queen._crowd[],  -- not null: a backlog; tenants known to have more due
+    walk_after  uuid,            -- how far the walk along the tenants is, null at its beginning,
+    walk_began  timestamptz,     --   when it began,
+    walk_at     timestamptz,     --   no step before
+    walk_tail   timestamptz,     -- what was due until then was seen to by a pass, or by the walk
     back_at     timestamptz,     -- next look at partitions that were held
     met         text[],          -- partitions that passes found held, by key,
     met_at      timestamptz[],   --   and since when

@@ -9,6 +9,40 @@ immutable
 return p_group.tenant_id || '/' || p_group.queue || '/' || p_group.part;
 comment on function queen._place_key(queen._group) is 'A key for a destination, to tell one from another in a list.';
 
+create function queen._sweep_note(p_state queen._sweep_state, p_pass queen._pass, p_now timestamptz)
+returns queen._sweep_state
+language plpgsql
+volatile
+set search_path = pg_catalog, queen, pg_temp
+as $$
+begin
+  p_state.held := p_pass.held;
+  p_state.fresh := p_state.fresh + p_pass.fired;
+  p_state.passes := p_state.passes + 1;
+  p_state.fired := p_state.fired + p_pass.fired;
+  p_state.failed := p_state.failed + p_pass.failed;
+  p_state.late := queen._add(p_state.late, p_pass.late);
+  select array_agg(k.key), array_agg(coalesce(m.at, p_now)) into p_state.met, p_state.met_at
+    from (select queen._place_key(g) as key from unnest(p_pass.stuck) g where g.why = 'busy') k
+    left join unnest(p_state.met, p_state.met_at) as m (key, at) on m.key = k.key;
+  -- Most partitions are held for a moment only, by a push or by a colleague: those met lately are left alone.
+  select array_agg(g.*) into p_state.stuck
+    from unnest(p_pass.stuck) g
+   where g.why in ('missing', 'away')
+      or (g.why = 'busy' and p_state.met_at[array_position(p_state.met, queen._place_key(g))] <= p_now - interval '150 milliseconds');
+  p_state.wait := case
+    -- Small passes one after the other would keep two cores busy: timers gather for a moment, and one worker sees to them
+    -- while the others stand by.
+    when p_pass.more or p_pass.fired + p_pass.failed >= 100 then 0
+    when p_pass.fired + p_pass.failed > 0 then least(0.003 + 0.007 * p_state.worker, 0.02)
+    when exists (select from unnest(p_pass.stuck) g where g.why = 'missing') and p_state.step_at <= p_now then 0
+    else 0.005 end;
+  return p_state;
+end
+$$;
+comment on function queen._sweep_note(queen._sweep_state, queen._pass, timestamptz) is
+  'What a pass did, counted; what it left, to be seen to; and how long to wait for the next.';
+
 create function queen._sweep_pass(p_state queen._sweep_state, p_now timestamptz)
 returns queen._sweep_state
 language plpgsql
@@ -24,31 +58,29 @@ begin
   if v_from > '-infinity' or v_pass.fired > 0 or v_pass.stuck is not null or p_state.bound = '-infinity' then
     p_state.bound := v_pass.bound;
   end if;
-  p_state.held := v_pass.held;
-  p_state.fresh := p_state.fresh + v_pass.fired;
-  p_state.passes := p_state.passes + 1;
-  p_state.fired := p_state.fired + v_pass.fired;
-  p_state.failed := p_state.failed + v_pass.failed;
-  p_state.late := queen._add(p_state.late, v_pass.late);
-  select array_agg(k.key), array_agg(coalesce(m.at, p_now)) into p_state.met, p_state.met_at
-    from (select queen._place_key(g) as key from unnest(v_pass.stuck) g where g.why = 'busy') k
-    left join unnest(p_state.met, p_state.met_at) as m (key, at) on m.key = k.key;
-  -- Most partitions are held for a moment only, by a push or by a colleague: those met lately are left alone.
-  select array_agg(g.*) into p_state.stuck
-    from unnest(v_pass.stuck) g
-   where g.why in ('missing', 'away')
-      or (g.why = 'busy' and p_state.met_at[array_position(p_state.met, queen._place_key(g))] <= p_now - interval '150 milliseconds');
-  p_state.wait := case
-    -- Small passes one after the other would keep two cores busy: timers gather for a moment, and one worker sees to them
-    -- while the others stand by.
-    when v_pass.more or v_pass.fired + v_pass.failed >= 100 then 0
-    when v_pass.fired + v_pass.failed > 0 then least(0.003 + 0.007 * p_state.worker, 0.02)
-    when exists (select from unnest(v_pass.stuck) g where g.why = 'missing') and p_state.step_at <= p_now then 0
-    else 0.005 end;
+  p_state := queen._sweep_note(p_state, v_pass, p_now);
+  if v_pass.more then
+    p_state.crowd := coalesce(v_pass.behind, '{}');
+    p_state.walk_after := null;
+    p_state.walk_at := p_now;
+    p_state.walk_tail := p_now;
+  end if;
   return p_state;
 end
 $$;
 comment on function queen._sweep_pass(queen._sweep_state, timestamptz) is 'One pass of the resident sweeper under row locks.';
+
+create function queen._sweep_fire(p_state queen._sweep_state, p_now timestamptz)
+returns queen._sweep_state
+language plpgsql
+volatile
+set search_path = pg_catalog, queen, pg_temp
+as $$
+begin
+  return case when p_state.crowd is null then queen._sweep_pass(p_state, p_now) else queen._sweep_crowd(p_state, p_now) end;
+end
+$$;
+comment on function queen._sweep_fire(queen._sweep_state, timestamptz) is 'A pass, in a backlog by tenants.';
 
 -- The time spent waiting in one step is bounded, however many are held: four births of 2 ms and one partition of 10 ms
 -- (036_step_out.sql). Those beyond it are left for the next step, or step out unasked.
@@ -93,7 +125,7 @@ begin
   p_state.wait := 0;
   if v_asked and v_moved = 0 then
     -- A partition asked for is ours until the end of this transaction, so this pass finds it free.
-    return queen._sweep_pass(p_state, p_now);
+    return queen._sweep_fire(p_state, p_now);
   end if;
   return p_state;
 end
@@ -163,6 +195,10 @@ begin
     end if;
     if p_state.stuck is not null and p_state.step_at <= v_now then
       return queen._sweep_stuck(p_state, v_now);
+    end if;
+
+    if p_state.crowd is not null and p_state.mode = 'lock' then
+      return queen._sweep_crowd(p_state, v_now);
     end if;
 
     -- While nothing is due, look several times in one transaction: beginning one costs more than a probe. Not for

@@ -13,7 +13,7 @@ begin
       from queen.log_timers_claim(null, interval '30 seconds', p_state.max_rows) c
   )
   select array_agg(c.tenant_id), array_agg(c.queue), array_agg(c.timer_key), array_agg(c.claim_token),
-         (select array_agg(row(g.tenant_id, g.queue, g.part, null, 'missing', null, null, null)::queen._group)
+         (select array_agg(row(g.tenant_id, g.queue, g.part, null, 'missing', null, null, null, null)::queen._group)
             from (select distinct m.tenant_id, m.queue, m."partition" as part from claimed m offset 0) g
            where queen._name_problem(g.queue, 255) is null and queen._name_problem(g.part, 255) is null
              and queen._partition_id(g.tenant_id, g.queue, g.part) is null)
