@@ -42,6 +42,8 @@ begin atomic
         ('sweep_max_rows', 'integer', '10000', '1', '100000', false, 'timers in one pass of the sweeper'),
         ('sweep_max_bytes', 'integer', '16777216', '1024', '268435456', false, 'payload bytes in one pass; at least one timer is fired'),
         ('sweep_idle', 'interval', '50 milliseconds', '1 millisecond', '10 seconds', false, 'longest sleep between two passes'),
+        ('schedule_enabled', 'choice', 'true', 'false', 'true', false, 'false: schedule, schedule_many, schedule_bytes and apply refuse new timers (QN005); reschedule and cancel go on'),
+        ('fire_enabled', 'choice', 'true', 'false', 'true', false, 'false: nothing is fired, due timers wait'),
         ('run_log_retention', 'interval', '1 day', '1 minute', '3650 days', false, 'age at which rows of our own jobs are removed from cron.job_run_details')
       ) as v (key, kind, default_value, min_value, max_value, per_queue, description);
 end;

@@ -175,6 +175,35 @@ $$;
 comment on function queen._check_lease(interval) is 'Refuses a lease that is null, not positive, or longer than a day.';
 
 -- Until tenants can be granted, only the operator may name another one.
+create function queen._check_schedule_enabled()
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, queen, pg_temp
+as $$
+begin
+  if exists (select from queen.config c where c.key = 'schedule_enabled' and c.value = 'false') then
+    raise exception using
+      errcode = 'QN005',
+      message = 'scheduling is switched off',
+      hint = 'An administrator switches it on: select queen.configure(''schedule_enabled'', ''true''). Cancel and reschedule work all the same.';
+  end if;
+end
+$$;
+comment on function queen._check_schedule_enabled() is 'Refuses new timers (QN005) while the setting schedule_enabled is false.';
+
+create function queen._fire_enabled()
+returns boolean
+language plpgsql
+stable
+set search_path = pg_catalog, queen, pg_temp
+as $$
+begin
+  return not exists (select from queen.config c where c.key = 'fire_enabled' and c.value = 'false');
+end
+$$;
+comment on function queen._fire_enabled() is 'The setting fire_enabled.';
+
 -- The due time of a call. The clock is read here, at the statement: a transaction that has been open for a minute does
 -- not shorten a delay by a minute.
 create function queen._due(p_now timestamptz, p_delay interval, p_deliver_at timestamptz)

@@ -56,6 +56,7 @@ stable
 set search_path = pg_catalog, queen, pg_temp
 as $$
 begin
+  perform queen._check_schedule_enabled();
   perform queen._check_name('queue', p_queue);
   perform queen._check_name('timer_key', p_key, 512);
   perform queen._check_name('partition', p_partition);

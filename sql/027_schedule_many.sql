@@ -85,6 +85,7 @@ declare
   v_partitions text[] := schedule_many.partitions;
   v_twice text;
 begin
+  perform queen._check_schedule_enabled();
   perform queen._check_name('queue', schedule_many.queue);
   perform queen._check_array('timer_keys', schedule_many.timer_keys, null);
   perform queen._check_batch('timer_keys', v_n);

@@ -96,6 +96,7 @@ begin
 
   -- Without a schedule there is nothing to tell of a tenant that is not open: its keys are absent.
   if exists (select from jsonb_array_elements(apply.ops) as o (op) where o.op ->> 'op' = 'schedule') then
+    perform queen._check_schedule_enabled();
     perform queen._check_tenant(apply.tenant);
   end if;
   v_results := array_fill(null::jsonb, array[jsonb_array_length(apply.ops)]);

@@ -93,6 +93,9 @@ begin
   if log_timers_claim.per_tenant < 1 then
     perform queen._refuse('per_tenant', format('"%s" is out of range', log_timers_claim.per_tenant), 'Accepted is 1 or more, or null.');
   end if;
+  if not queen._fire_enabled() then
+    return;
+  end if;
   -- Peek, lock, write: three statements. In one, a row that a colleague has just claimed makes PostgreSQL evaluate all of
   -- it again, for each such row (two claimers and 10,000 due: 10 s, 2026-12-01).
   loop
@@ -145,7 +148,7 @@ comment on function queen.log_timers_claim(smallint[], interval, int, int) is
   'Leases due timers to a firer. Arguments: shards, 0 to 63, null for all; lease, 1 millisecond to 1 day; max_rows, 1 to'
   ' 100000; per_tenant, at most so many of one tenant. Returns the timers in expiry order, each with a token of its own;'
   ' payload as stored (docs/format.md). Commit, work, then queen.log_timers_fire or queen.log_timers_fail; a lease that runs'
-  ' out is claimed by the next. Rows locked by somebody are passed over. Errors: 22023.';
+  ' out is claimed by the next. Rows locked by somebody are passed over; none is returned while fire_enabled is false. Errors: 22023.';
 
 create function queen._check_claims(p_tenants uuid[], p_queues text[], p_keys text[], p_tokens uuid[])
 returns void

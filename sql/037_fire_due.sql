@@ -66,6 +66,9 @@ begin
   if fire_due.max_rows is null or fire_due.max_rows not between 1 and 100000 then
     perform queen._refuse('max_rows', format('"%s" is out of range', fire_due.max_rows), 'Accepted is 1 to 100000.');
   end if;
+  if not queen._fire_enabled() then
+    return 0;
+  end if;
   loop
     v_pass := queen._fire_safely(fire_due.max_rows - v_fired, v_bytes, '-infinity', 0, 1, v_now);
     v_fired := v_fired + v_pass.fired;

@@ -42,6 +42,7 @@ create type queen._sweep_state as (
     max_rows    int,
     max_bytes   bigint,
     idle        interval,
+    enabled     boolean,
     bound       timestamptz,     -- nothing due lies before it, but late commits
     end_at      timestamptz,     -- the run ends
     full_at     timestamptz,     -- next look from the start, due or not

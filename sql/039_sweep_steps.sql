@@ -33,7 +33,7 @@ begin
   p_state.wait := case
     -- Small passes one after the other would keep two cores busy: timers gather for a moment, and one worker sees to them
     -- while the others stand by.
-    when p_pass.more or p_pass.fired + p_pass.failed >= 100 then 0
+    when p_pass.fired + p_pass.failed >= 100 or (p_pass.more and p_pass.fired + p_pass.failed > 0) then 0
     when p_pass.fired + p_pass.failed > 0 then least(0.003 + 0.007 * p_state.worker, 0.02)
     when exists (select from unnest(p_pass.stuck) g where g.why = 'missing') and p_state.step_at <= p_now then 0
     else 0.005 end;
@@ -156,12 +156,13 @@ declare
 begin
   p_state.wait := 0;
   p_state.again := false;
-  if p_state.settled_at is null or p_state.settled_at <= v_now - interval '1 second' then
+  if p_state.settled_at is null or p_state.settled_at <= v_now - interval '500 milliseconds' then
     p_state.settled_at := v_now;
     p_state.mode := queen._setting('sweep_mode');
     p_state.max_rows := queen._setting('sweep_max_rows')::int;
     p_state.max_bytes := queen._setting('sweep_max_bytes')::bigint;
     p_state.idle := queen._setting('sweep_idle')::interval;
+    p_state.enabled := queen._fire_enabled();
   end if;
   -- A clock that was set back must not leave the worker waiting for marks in the future.
   if p_state.bound > v_now or p_state.full_at > v_now + interval '10 seconds' then
@@ -176,6 +177,10 @@ begin
       p_state.errors := p_state.errors + 1;
       p_state.error := format('%s (%s)', sqlerrm, sqlstate);
     end;
+  end if;
+  if not p_state.enabled then
+    p_state.wait := extract(epoch from least(p_state.idle, interval '500 milliseconds'));
+    return p_state;
   end if;
   begin
     if p_state.tokens is not null then

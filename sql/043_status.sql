@@ -3,7 +3,8 @@
 create function queen.status()
 returns table (
     version text, pg_cron text, jobs int, workers_alive int, last_pass_at timestamptz, fired bigint, due bigint,
-    next_due_at timestamptz, oldest_lateness interval, busy_partitions int, dead_letters bigint)
+    next_due_at timestamptz, oldest_lateness interval, busy_partitions int, dead_letters bigint,
+    schedule_enabled boolean, fire_enabled boolean)
 language plpgsql
 stable
 security definer
@@ -47,6 +48,8 @@ begin
   end loop;
   select count(*) into dead_letters
     from (select from queen.log_dlq d where v_tenants is null or d.tenant_id = any (v_tenants) limit 10000) d;
+  schedule_enabled := queen._setting('schedule_enabled')::boolean;
+  fire_enabled := queen._setting('fire_enabled')::boolean;
   return next;
 end
 $$;
@@ -54,4 +57,5 @@ comment on function queen.status() is
   'One row on the state of pg_queen: version; pg_cron, its version or what is wrong with it; jobs, active workers'' jobs;'
   ' workers_alive, workers seen in the last 12 s; last_pass_at, when one last looked; fired, timers delivered so far; due, how'
   ' many wait to be fired now (counted to 10,000); next_due_at; oldest_lateness of those due; busy_partitions, held by somebody''s'
-  ' open transaction; dead_letters of the tenants open to you (counted to 10,000).';
+  ' open transaction; dead_letters of the tenants open to you (counted to 10,000);'
+  ' schedule_enabled and fire_enabled, the switches.';

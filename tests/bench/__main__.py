@@ -18,7 +18,7 @@ from typing import Final
 
 from rich.console import Console
 
-from tests.bench import change, drain, idle, log, lone, schedule, steady
+from tests.bench import change, drain, fair, idle, log, lone, schedule, steady
 from tests.bench.bench import SETTINGS, Bench
 from tests.bench.figures import Result
 from tests.bench.machine import facts
@@ -29,6 +29,7 @@ from tools.cluster import ROOT
 # In the order of a run: those under pg_cron come last, because its workers stay.
 WORKLOADS: Final[dict[str, tuple[str, Callable[[Bench], Result]]]] = {
     "drain": ("200,000 due timers, 150 bytes of JSON, 10 queues", drain.run),
+    "fair": ("tenants in a backlog, all due at one instant", fair.run),
     "schedule": ("one a transaction and in batches", schedule.run),
     "change": ("reschedule and cancel, one a transaction", change.run),
     "log": ("push, pop and ack, 150 bytes of JSON, one partition", log.run),

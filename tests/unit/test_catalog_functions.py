@@ -119,7 +119,8 @@ PUBLIC = {
     "status": (
         "",
         "TABLE(version text, pg_cron text, jobs integer, workers_alive integer, last_pass_at timestamptz, fired bigint,"
-        " due bigint, next_due_at timestamptz, oldest_lateness interval, busy_partitions integer, dead_letters bigint)",
+        " due bigint, next_due_at timestamptz, oldest_lateness interval, busy_partitions integer, dead_letters bigint,"
+        " schedule_enabled boolean, fire_enabled boolean)",
     ),
     "maintain": ("run_for interval = '00:00:50'", None),
 }

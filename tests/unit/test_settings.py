@@ -33,6 +33,8 @@ SETTINGS = {
     "sweep_max_rows": ("integer", "10000", "1", "100000", False),
     "sweep_max_bytes": ("integer", "16777216", "1024", "268435456", False),
     "sweep_idle": ("interval", "50 milliseconds", "1 millisecond", "10 seconds", False),
+    "schedule_enabled": ("choice", "true", "false", "true", False),
+    "fire_enabled": ("choice", "true", "false", "true", False),
     "run_log_retention": ("interval", "1 day", "1 minute", "3650 days", False),
 }
 STEP = {"integer": "1", "interval": "1 microsecond"}

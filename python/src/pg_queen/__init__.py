@@ -13,6 +13,7 @@ from .errors import (
     NotPermitted,
     QueenError,
     SegmentDamaged,
+    SwitchedOff,
     TenantDenied,
     TenantMissing,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "SegmentSlice",
     "Sent",
     "Status",
+    "SwitchedOff",
     "TenantDenied",
     "TenantMissing",
     "Timer",

@@ -20,6 +20,7 @@ __all__ = [
     "NotPermitted",
     "QueenError",
     "SegmentDamaged",
+    "SwitchedOff",
     "TenantDenied",
     "TenantMissing",
     "translate",
@@ -63,6 +64,10 @@ class TenantMissing(QueenError):
     """The tenant was not created (QN004)."""
 
 
+class SwitchedOff(QueenError):
+    """Scheduling is switched off by an administrator (QN005)."""
+
+
 class LeaseLost(QueenError):
     """An ack within ``queen.transaction`` met a lease that is not in force, and nothing of it was done (QN003)."""
 
@@ -99,6 +104,7 @@ _BY_SQLSTATE: dict[str, tuple[type[QueenError], str | None]] = {
     "QN002": (TenantDenied, None),
     "QN003": (LeaseLost, None),
     "QN004": (TenantMissing, None),
+    "QN005": (SwitchedOff, None),
     "QN010": (SegmentDamaged, None),
 }
 

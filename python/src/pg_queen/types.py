@@ -218,3 +218,5 @@ class Status:
     oldest_lateness: timedelta
     busy_partitions: int
     dead_letters: int
+    schedule_enabled: bool
+    fire_enabled: bool
