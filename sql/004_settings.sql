@@ -26,6 +26,7 @@ begin atomic
         ('horizon', 'interval', '10 years', '1 second', '1000 years', false, 'how far ahead a timer may lie'),
         ('batch_max_ops', 'integer', '10000', '1', '1000000', false, 'operations in one call of schedule_many, push_many, apply or transaction'),
         ('batch_max_bytes', 'integer', '67108864', '1024', '268435456', false, 'payload bytes in one call of schedule_many, push_many, apply or transaction'),
+        ('timer_zstd_bytes', 'integer', '8192', '256', '67108864', false, 'payload bytes from which on a timer waits zstd-compressed, when that saves a tenth'),
         ('txn_window', 'interval', '1 day', '1 second', '3650 days', true, 'how long a txn is remembered: deduplication of pushes, and queen.sent'),
         ('start_at', 'choice', 'beginning', 'beginning', 'new', true, 'where a consumer group starts at its first pop: beginning (the first message stored) or new (what comes after it)'),
         ('delivery_max_attempts', 'integer', '5', '1', '1000000', true, 'deliveries of a message to a group before it goes to the dead letters'),

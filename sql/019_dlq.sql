@@ -27,7 +27,7 @@ begin
      limit dlq_list.max_rows
   loop
     v_payload := v_row.payload;
-    if v_row.payload_zstd and queen._payload_zstd_problem(v_payload, queen._setting('payload_max_bytes')::bigint + 1) is null then
+    if v_row.payload_zstd and queen._payload_zstd_problem(v_payload, 67108865) is null then
       v_payload := queen._payload_expand(v_payload);
     end if;
     v_json := case when not v_row.encrypted and octet_length(v_payload) > 0 then queen._payload_json_or_null(v_payload) end;
@@ -97,7 +97,7 @@ set jit = off
 as $$
 declare
   v_tenant uuid := queen._find_tenant(dlq_requeue.tenant);
-  v_max bigint := queen._setting('payload_max_bytes')::bigint + 1;
+  v_max constant bigint := 67108865;
   v_most bigint := queen._setting('batch_max_bytes')::bigint;
   v_rows int := queen._setting('batch_max_ops')::int;
   v_pids bigint[];
@@ -129,14 +129,14 @@ begin
                for no key update of p) l);
   -- In segments of at most batch_max_bytes and batch_max_ops, numbered; the n-th of all partitions are one append.
   with taken as (
-    select d.id, p.id as pid, d.payload, d.payload_zstd, d.failed_at
+    select d.id, p.id as pid, d.payload, d.payload_zstd, d.failed_at, queen._payload_size(d.payload, d.payload_zstd) as bytes
       from queen.log_dlq d
       join queen.log_partitions p on p.name = d."partition" and p.id = any (v_pids)
      where d.tenant_id = v_tenant and d.queue = dlq_requeue.queue
        and (dlq_requeue.ids is null or d.id = any (dlq_requeue.ids))
        for update of d skip locked
   ), placed as (
-    select t.id, t.pid, row_number() over w as n, (sum(octet_length(t.payload)) over w - octet_length(t.payload)) / v_most as full_bytes,
+    select t.id, t.pid, row_number() over w as n, (sum(t.bytes) over w - t.bytes) / v_most as full_bytes,
            (row_number() over w - 1) / v_rows as full_rows
       from taken t
      where queen._timer_problem('-', null, t.payload, t.payload_zstd, v_max) is null

@@ -18,12 +18,18 @@ set search_path = pg_catalog, queen, pg_temp
 as $$
 declare
   v_id uuid := gen_random_uuid();
+  v_packed bytea;
   v_verdict queen.timer_verdict;
 begin
+  -- No setting is read for small ones: 256 is the least it may be.
+  if octet_length(p_payload) >= 256 and octet_length(p_payload) >= queen._setting('timer_zstd_bytes')::int then
+    v_packed := queen._payload_compress(p_payload);
+  end if;
   loop
     insert into queen.log_timers as t (
-      tenant_id, queue, timer_key, "partition", deliver_at, txn, message_id, payload, producer_sub, created_at, updated_at)
-    values (p_tenant, p_queue, p_key, p_partition, p_due, coalesce(p_txn, v_id::text), v_id, p_payload, session_user, p_now, p_now)
+      tenant_id, queue, timer_key, "partition", deliver_at, txn, message_id, payload, payload_zstd, producer_sub, created_at, updated_at)
+    values (p_tenant, p_queue, p_key, p_partition, p_due, coalesce(p_txn, v_id::text), v_id, coalesce(v_packed, p_payload), v_packed is not null,
+            session_user, p_now, p_now)
     on conflict (tenant_id, queue, timer_key) do update
        set "partition" = excluded."partition", deliver_at = excluded.deliver_at, txn = excluded.txn,
            message_id = excluded.message_id, payload = excluded.payload, payload_zstd = excluded.payload_zstd,

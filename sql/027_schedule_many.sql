@@ -17,17 +17,21 @@ set search_path = pg_catalog, queen, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
+declare
+  v_zstd_bytes int := queen._setting('timer_zstd_bytes')::int;
 begin
   return query
   with item as materialized (
-    select u.ord, u.timer_key, u."partition", u.due, coalesce(u.txn, u.id::text) as txn, u.id, u.payload
-      from (select a.*, gen_random_uuid() as id
+    select u.ord, u.timer_key, u."partition", u.due, coalesce(u.txn, u.id::text) as txn, u.id, coalesce(u.packed, u.payload) as payload,
+           u.packed is not null as zstd
+      from (select a.*, gen_random_uuid() as id,
+                   case when octet_length(a.payload) >= v_zstd_bytes then queen._payload_compress(a.payload) end as packed
               from unnest(p_keys, p_partitions, p_due, p_txns, p_payloads)
                    with ordinality as a (timer_key, "partition", due, txn, payload, ord)) u
   ), written as (
     insert into queen.log_timers as t (
-      tenant_id, queue, timer_key, "partition", deliver_at, txn, message_id, payload, producer_sub, created_at, updated_at)
-    select p_tenant, p_queue, i.timer_key, i."partition", i.due, i.txn, i.id, i.payload, session_user, p_now, p_now
+      tenant_id, queue, timer_key, "partition", deliver_at, txn, message_id, payload, payload_zstd, producer_sub, created_at, updated_at)
+    select p_tenant, p_queue, i.timer_key, i."partition", i.due, i.txn, i.id, i.payload, i.zstd, session_user, p_now, p_now
       from item i
      order by i.timer_key collate "C"
     on conflict (tenant_id, queue, timer_key) do update

@@ -13,7 +13,7 @@ declare
 begin
   if p_with_payload and not p_row.encrypted then
     v_payload := p_row.payload;
-    if p_row.payload_zstd and queen._payload_zstd_problem(v_payload, queen._setting('payload_max_bytes')::bigint + 1) is null then
+    if p_row.payload_zstd and queen._payload_zstd_problem(v_payload, 67108865) is null then
       v_payload := queen._payload_expand(v_payload);
     end if;
     begin

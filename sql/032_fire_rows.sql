@@ -16,7 +16,7 @@ create type queen._group as (
     pid       bigint,
     why       text,             -- null: to be fired; missing, away, busy, other; else the fault of its name
     tids      tid[],            -- its rows in the order of their fire, and of each
-    sizes     int[],            --   the bytes
+    sizes     bigint[],         --   the bytes, uncompressed
     visible   timestamptz[],    --   visible_at
     keys      text[]            --   and, when the pass goes by tenants, the key
 );
@@ -53,7 +53,8 @@ set work_mem = '64MB'
 as $$
 declare
   v_result queen._fired;
-  v_max_payload bigint := queen._setting('payload_max_bytes')::bigint + 1;
+  -- The most that payload_max_bytes may be, not what it is: what was accepted is delivered.
+  v_max_payload constant bigint := 67108865;
   v_bounds float8[] := queen._late_bounds();
   v_at timestamptz := greatest(queen._now(), p_now);
   v_tids tid[] := array(select r.tid from unnest(p_groups) g cross join lateral unnest(g.tids) as r (tid));

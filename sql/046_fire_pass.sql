@@ -15,7 +15,7 @@ begin
   execute 'create view queen._timers_by_time as ' || (
     select string_agg(format(
              '(select %1$s::smallint as shard, t.ctid as tid, t.tenant_id, t.queue, t."partition" as part, t.deliver_at, t.visible_at, t.timer_key,'
-             ' octet_length(t.payload) as bytes from queen.log_timers t where t.shard = %1$s::smallint order by t.visible_at)', s), ' union all ' order by s)
+             ' queen._payload_size(t.payload, t.payload_zstd) as bytes from queen.log_timers t where t.shard = %1$s::smallint order by t.visible_at)', s), ' union all ' order by s)
       from generate_series(0, 63) s);
 end
 $$;

@@ -102,7 +102,7 @@ begin
              order by u.ord) m
      cross join lateral (
            select t.ctid as tid, t.tenant_id, t.queue, t."partition" as part, t.deliver_at, t.visible_at, t.timer_key,
-                  octet_length(t.payload) as bytes, m.crowded
+                  queen._payload_size(t.payload, t.payload_zstd) as bytes, m.crowded
              from queen.log_timers t
             where uuid_send(t.tenant_id) = uuid_send(m.tenant_id) and (t.visible_at, t.timer_key || '') >= (m.from_at, m.from_key collate "C") and t.visible_at <= p_now
             order by t.visible_at, t.timer_key || ''

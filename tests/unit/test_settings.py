@@ -17,6 +17,7 @@ SETTINGS = {
     "horizon": ("interval", "10 years", "1 second", "1000 years", False),
     "batch_max_ops": ("integer", "10000", "1", "1000000", False),
     "batch_max_bytes": ("integer", "67108864", "1024", "268435456", False),
+    "timer_zstd_bytes": ("integer", "8192", "256", "67108864", False),
     "txn_window": ("interval", "1 day", "1 second", "3650 days", True),
     "start_at": ("choice", "beginning", "beginning", "new", True),
     "delivery_max_attempts": ("integer", "5", "1", "1000000", True),
