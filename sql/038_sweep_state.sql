@@ -103,6 +103,23 @@ end
 $$;
 comment on function queen._probe(timestamptz, timestamptz) is 'Earliest visible_at in a span of time, or null.';
 
+-- Workers that woke for the same timer would go on in step, and look at the same moments: so each keeps to its own
+-- share of the period (two of them: due at once p50 25 ms in step, half of it apart; 2026-12-01).
+create function queen._until_look(p_now timestamptz, p_idle interval, p_worker int, p_workers int)
+returns double precision
+language plpgsql
+immutable
+set search_path = pg_catalog, queen, pg_temp
+as $$
+declare
+  v_idle numeric := extract(epoch from p_idle);
+begin
+  return v_idle - mod(extract(epoch from p_now) + v_idle - v_idle * p_worker / greatest(p_workers, 1), v_idle);
+end
+$$;
+comment on function queen._until_look(timestamptz, interval, int, int) is
+  'Seconds until the next look of a worker that idles: its place in each period of p_idle, at most one away.';
+
 -- Counted by this backend for itself, so it is exact and needs no clock, which a busy machine would falsify.
 create function queen._pages_read()
 returns bigint

@@ -237,7 +237,7 @@ begin
       end if;
       exit when v_next <= v_now;
       p_state.bound := greatest(p_state.bound, v_now);
-      p_state.wait := extract(epoch from least(v_next - v_now, p_state.idle));
+      p_state.wait := least(extract(epoch from v_next - v_now), queen._until_look(v_now, p_state.idle, p_state.worker, p_state.workers));
       exit when v_look = 5 or v_watch or clock_timestamp() + p_state.idle > p_state.end_at;
       perform pg_sleep(p_state.wait);
       v_now := queen._now();

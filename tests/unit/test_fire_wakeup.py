@@ -77,6 +77,23 @@ def test_due_now_at_random_phases_of_the_sleep(db: Database, sweeper: StartSweep
     assert max(late) < SLEEP + NOISE, figures
 
 
+def test_workers_look_by_turns(db: Database) -> None:
+    """Each has its own place in the period, so that somebody looks more often than each of them sleeps."""
+    for workers in (1, 2, 3, 7):
+        for idle in ("50 ms", "1 ms", "300 ms", "10 s"):
+            (looks,) = db.rows(
+                "select array_agg(distinct round(mod((extract(epoch from n.at) + l.wait::numeric),"
+                "   extract(epoch from i)) / extract(epoch from i) * %s)::int %% %s),"
+                " min(l.wait) > 0 and max(l.wait) <= extract(epoch from max(i))"
+                " from (select %s::interval as i) p,"
+                " lateral (select timestamptz '2026-01-01Z' + random() * interval '1 hour' as at"
+                "            from generate_series(1, 50)) n,"
+                " generate_series(0, %s - 1) w, lateral (select queen._until_look(n.at, i, w, %s) as wait) l",
+                *(workers, workers, idle, workers, workers),
+            )
+            assert looks == (list(range(workers)), True), (workers, idle)
+
+
 def test_lone_timers_scheduled_ahead(db: Database, sweeper: StartSweeper) -> None:
     """A timer 100 ms or more ahead is known before the sleep that ends at it begins."""
     ledger = Ledger(db)
