@@ -174,7 +174,6 @@ end
 $$;
 comment on function queen._check_lease(interval) is 'Refuses a lease that is null, not positive, or longer than a day.';
 
--- Until tenants can be granted, only the operator may name another one.
 create function queen._check_schedule_enabled()
 returns void
 language plpgsql

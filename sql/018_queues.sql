@@ -79,6 +79,7 @@ begin
   delete from queen.log_dlq d where d.tenant_id = v_tenant and d.queue = drop_queue.queue;
   get diagnostics v_letters = row_count;
   delete from queen.hotlist_repairs r where r.tenant_id = v_tenant and r.queue = drop_queue.queue;
+  update queen.queue_pauses p set resumed_at = queen._now() where p.tenant_id = v_tenant and p.queue = drop_queue.queue and p.resumed_at is null;
   delete from queen.log_groups g where g.queue_id = v_queue;
   get diagnostics v_groups = row_count;
   delete from queen.log_partitions p where p.id = any (v_pids);

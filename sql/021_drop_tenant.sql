@@ -32,7 +32,7 @@ begin
     if exists (select from queen.queues q where q.tenant_id = p_tenant) or exists (select from queen.log_dlq d where d.tenant_id = p_tenant) then
       return null;
     end if;
-    delete from queen.log_busy b where b.tenant_id = p_tenant;
+    delete from queen.queue_pauses p where p.tenant_id = p_tenant;
     delete from queen.hotlist_repairs r where r.tenant_id = p_tenant;
     return false;
   end if;
@@ -92,6 +92,8 @@ begin
   if exists (select from pg_stat_get_activity(null) a where a.xact_start <= v_tenant.emptied_at and a.pid <> pg_backend_pid()) then
     return false;
   end if;
+  -- Here, in a transaction of our own, and not in a step that drop_tenant made: a lock on this table stops the sweeper.
+  delete from queen.log_busy b where b.tenant_id = v_tenant.id;
   delete from queen.tenants t where t.id = v_tenant.id;
   return true;
 end

@@ -14,7 +14,7 @@ create type queen._group as (
     queue     text,
     part      text,
     pid       bigint,
-    why       text,             -- null: to be fired; missing, away, busy, other; else the fault of its name
+    why       text,             -- null: to be fired; missing, away, paused, busy, other; else the fault of its name
     tids      tid[],            -- its rows in the order of their fire, and of each
     sizes     bigint[],         --   the bytes, uncompressed
     visible   timestamptz[],    --   visible_at

@@ -22,7 +22,7 @@ create type queen._pass as (
     more    boolean,        -- work was left for lack of room
     late    bigint[],       -- how many by lateness: queen._late_bounds()
     stuck   queen._group[], -- groups left out: missing (to be born), busy (partition locked), away (stepped out),
-                            -- other (another worker's share)
+                            -- paused, other (another worker's share)
     behind  queen._crowd[]  -- of each tenant the first row that was seen and not taken
 );
 comment on type queen._pass is 'What one pass of the fire did and what it left.';
@@ -38,12 +38,15 @@ set enable_bitmapscan = off
 set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
+declare
+  v_pauses boolean := exists (select from queen.queue_pauses);
 begin
   return array(
     select row(g.tenant_id, g.queue, g.part, p.id,
              case when queen._name_problem(g.queue, 255) is not null then 'queue name ' || queen._name_problem(g.queue, 255)
                   when queen._name_problem(g.part, 255) is not null then 'partition name ' || queen._name_problem(g.part, 255)
                   when b.away_from is not null then 'away'
+                  when v_pauses and queen._paused(g.tenant_id, g.queue) then 'paused'
                   when p.id is null then 'missing' end, g.tids, g.sizes, g.visible, g.keys)::queen._group
       from unnest(p_groups) g
       left join lateral (select x.id from queen.queues x where x.tenant_id = g.tenant_id and x.name = g.queue limit 1) q on true
@@ -113,7 +116,7 @@ begin
            g.tids, g.sizes, g.visible, g.keys)::queen._group)
     into v_groups
     from unnest(v_groups) g;
-  select array_agg(g.*) filter (where g.why in ('missing', 'busy', 'away', 'other'))
+  select array_agg(g.*) filter (where g.why in ('missing', 'busy', 'away', 'paused', 'other'))
     into v_pass.stuck
     from unnest(v_groups) g;
   if v_pass.stuck is not null then
@@ -187,7 +190,7 @@ declare
   v_tids tid[];
   v_why text[];
 begin
-  if not exists (select from unnest(p_groups) g where g.why not in ('missing', 'busy', 'away', 'other')) then
+  if not exists (select from unnest(p_groups) g where g.why not in ('missing', 'busy', 'away', 'paused', 'other')) then
     return 0;
   end if;
   select array_agg(h.tid), array_agg(h.why) into v_tids, v_why
@@ -195,7 +198,7 @@ begin
             from unnest(p_groups) g
            cross join lateral unnest(g.tids) as r (tid)
             join queen.log_timers t on t.ctid = r.tid
-           where g.why not in ('missing', 'busy', 'away', 'other')
+           where g.why not in ('missing', 'busy', 'away', 'paused', 'other')
              and (t.visible_at <= p_now) is true
              and t.tenant_id is not distinct from g.tenant_id and t.queue is not distinct from g.queue
              and t."partition" is not distinct from g.part

@@ -40,7 +40,9 @@ begin
          coalesce(greatest(v_now - min(w.oldest), interval '0'), interval '0')
     from unnest(v_shards) as s (shard)
    cross join lateral (
-         select (select t.visible_at from queen.log_timers t where t.shard = s.shard order by t.visible_at limit 1) as next_at,
+         select (select t.visible_at from queen.log_timers t
+                   where t.shard = s.shard and t.visible_at < timestamptz '4000-01-01 00:00+00'    -- where paused ones wait
+                   order by t.visible_at limit 1) as next_at,
                 d.n, d.oldest
            from (select count(*) as n, min(x.deliver_at) as oldest
                    from (select t.deliver_at from queen.log_timers t
@@ -83,6 +85,7 @@ declare
   v_seen int;
   v_flat boolean;
   v_fair boolean := false;
+  v_waits boolean := exists (select from queen.queue_pauses) or exists (select from queen.log_busy);
   v_tids tid[];
 begin
   perform queen._check_shards(v_shards);
@@ -108,6 +111,7 @@ begin
               from (select v.tid, v.tenant_id, v.deliver_at, v.timer_key, v.visible_at
                       from queen._timers_by_time v
                      where v.visible_at <= v_now and (v_shards is null or v.shard = any (v_shards))
+                       and (not v_waits or not queen._waits(v.tenant_id, v.queue, v.part, v_now))
                      order by v.visible_at
                      limit v_window) s) r;
     -- A window that ends within the instant of its last picks would break the order of keys.
@@ -148,7 +152,7 @@ comment on function queen.log_timers_claim(smallint[], interval, int, int) is
   'Leases due timers to a firer. Arguments: shards, 0 to 63, null for all; lease, 1 millisecond to 1 day; max_rows, 1 to'
   ' 100000; per_tenant, at most so many of one tenant. Returns the timers in expiry order, each with a token of its own;'
   ' payload as stored (docs/format.md). Commit, work, then queen.log_timers_fire or queen.log_timers_fail; a lease that runs'
-  ' out is claimed by the next. Rows locked by somebody are passed over; none is returned while fire_enabled is false. Errors: 22023.';
+  ' out is claimed by the next. Rows locked by somebody are passed over; none is returned of a paused queue, or while fire_enabled is false. Errors: 22023.';
 
 create function queen._check_claims(p_tenants uuid[], p_queues text[], p_keys text[], p_tokens uuid[])
 returns void

@@ -69,7 +69,14 @@ begin
   if not queen._fire_enabled() then
     return 0;
   end if;
-  loop
+  if not exists (select from queen.sweep_stats s where s.last_seen_at > v_now - interval '12 seconds') then
+    -- What workers do between their passes.
+    perform queen._end_pauses(v_now);
+    if exists (select from queen.log_busy b where not b.paused) then
+      v_fired := coalesce((queen._come_back(least(fire_due.max_rows, 2000), v_now)).fired, 0);
+    end if;
+  end if;
+  while v_fired < fire_due.max_rows loop
     v_pass := queen._fire_safely(fire_due.max_rows - v_fired, v_bytes, '-infinity', 0, 1, v_now);
     v_fired := v_fired + v_pass.fired;
     exit when v_fired >= fire_due.max_rows or v_pass.stuck is null;

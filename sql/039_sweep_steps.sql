@@ -28,7 +28,7 @@ begin
   -- Most partitions are held for a moment only, by a push or by a colleague: those met lately are left alone.
   select array_agg(g.*) into p_state.stuck
     from unnest(p_pass.stuck) g
-   where g.why in ('missing', 'away')
+   where g.why in ('missing', 'away', 'paused')
       or (g.why = 'busy' and p_state.met_at[array_position(p_state.met, queen._place_key(g))] <= p_now - interval '150 milliseconds');
   p_state.wait := case
     -- Small passes one after the other would keep two cores busy: timers gather for a moment, and one worker sees to them
@@ -151,6 +151,7 @@ declare
   v_pages bigint;
   v_lsn pg_lsn;
   v_watch boolean := false;
+  v_back queen._fired;
   v_state text;
   v_message text;
 begin
@@ -183,6 +184,9 @@ begin
     return p_state;
   end if;
   begin
+    if p_state.settled_at = v_now then
+      perform queen._end_pauses(v_now);
+    end if;
     if p_state.tokens is not null then
       if p_state.stuck is not null then
         return queen._sweep_stuck(p_state, v_now);
@@ -191,11 +195,19 @@ begin
     end if;
     if p_state.back_at <= v_now then
       p_state.back_at := v_now + interval '50 milliseconds';
-      v_watch := exists (select from queen.log_busy);
-      if v_watch and queen._come_back(v_now) > 0 then
-        p_state.full_at := v_now;
-        p_state.again := true;
-        return p_state;
+      v_watch := exists (select from queen.log_busy b where not b.paused);
+      if v_watch then
+        v_back := queen._come_back(2000, v_now);
+        if v_back.fired + v_back.failed > 0 then
+          p_state.passes := p_state.passes + 1;
+          p_state.fired := p_state.fired + v_back.fired;
+          p_state.failed := p_state.failed + v_back.failed;
+          p_state.late := queen._add(p_state.late, v_back.late);
+          p_state.full_at := v_now;
+          p_state.back_at := v_now;
+          p_state.again := true;
+          return p_state;
+        end if;
       end if;
     end if;
     if p_state.stuck is not null and p_state.step_at <= v_now then

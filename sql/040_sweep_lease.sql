@@ -19,6 +19,15 @@ begin
              and queen._partition_id(g.tenant_id, g.queue, g.part) is null)
     into p_state.tenants, p_state.queues, p_state.keys, p_state.tokens, p_state.stuck
     from claimed c;
+  if exists (select from queen.queue_pauses) or exists (select from queen.log_busy) then
+    -- A claim leaves them out; they are not to be read each time.
+    p_state.stuck := p_state.stuck || array(
+      select row(g.tenant_id, g.queue, g.part, null, 'paused', array_agg(g.tid order by g.deliver_at, g.timer_key collate "C"), null, null, null)::queen._group
+        from (select v.* from queen._timers_by_time v where v.visible_at <= queen._now() order by v.visible_at limit p_state.max_rows) g
+       where queen._waits(g.tenant_id, g.queue, g.part, queen._now())
+       group by g.tenant_id, g.queue, g.part);
+    p_state.stuck := nullif(p_state.stuck, '{}');
+  end if;
   p_state.passes := p_state.passes + 1;
   p_state.wait := case when p_state.tokens is null then 0.005 else 0 end;
   return p_state;

@@ -3,7 +3,7 @@
 create function queen.status()
 returns table (
     version text, pg_cron text, jobs int, workers_alive int, last_pass_at timestamptz, fired bigint, due bigint,
-    next_due_at timestamptz, oldest_lateness interval, busy_partitions int, dead_letters bigint,
+    next_due_at timestamptz, oldest_lateness interval, busy_partitions int, paused_queues bigint, dead_letters bigint,
     schedule_enabled boolean, fire_enabled boolean)
 language plpgsql
 stable
@@ -35,7 +35,7 @@ begin
   next_due_at := v_due.next_due_at;
   oldest_lateness := v_due.lateness;
   -- Timers behind a held partition have stepped out of the way of the sweeper; they are due all the same.
-  for v_busy in select b.* from queen.log_busy b order by b.since limit 100 loop
+  for v_busy in select b.* from queen.log_busy b where not b.paused order by b.since limit 100 loop
     busy_partitions := busy_partitions + 1;
     select least(due + count(*), 10000), greatest(oldest_lateness, v_now - min(w.deliver_at)) into due, oldest_lateness
       from (select t.deliver_at
@@ -46,6 +46,8 @@ begin
                and t.tenant_id is not distinct from v_busy.tenant_id and t.queue is not distinct from v_busy.queue and t."partition" is not distinct from v_busy."partition"
              limit 10000) w;
   end loop;
+  select count(*) into paused_queues
+    from (select from queen.queue_pauses p where p.resumed_at is null and (v_tenants is null or p.tenant_id = any (v_tenants)) limit 10000) p;
   select count(*) into dead_letters
     from (select from queen.log_dlq d where v_tenants is null or d.tenant_id = any (v_tenants) limit 10000) d;
   schedule_enabled := queen._setting('schedule_enabled')::boolean;
@@ -57,5 +59,6 @@ comment on function queen.status() is
   'One row on the state of pg_queen: version; pg_cron, its version or what is wrong with it; jobs, active workers'' jobs;'
   ' workers_alive, workers seen in the last 12 s; last_pass_at, when one last looked; fired, timers delivered so far; due, how'
   ' many wait to be fired now (counted to 10,000); next_due_at; oldest_lateness of those due; busy_partitions, held by somebody''s'
-  ' open transaction; dead_letters of the tenants open to you (counted to 10,000);'
+  ' open transaction; paused_queues, whose due timers are not counted as due, and dead_letters of the tenants open'
+  ' to you (counted to 10,000);'
   ' schedule_enabled and fire_enabled, the switches.';

@@ -146,7 +146,8 @@ begin
     select w.tid
       from (select r.tid, r.at, r.key, row_number() over (partition by g.tenant_id order by r.at, r.key collate "C") as turn
               from unnest(v_groups) g
-             cross join lateral unnest(g.tids, g.visible, g.keys) as r (tid, at, key)) w
+             cross join lateral unnest(g.tids, g.visible, g.keys) as r (tid, at, key)
+             where not queen._waits(g.tenant_id, g.queue, g.part, p_now)) w
      where p_per_tenant is null or w.turn <= p_per_tenant
      order by w.turn, w.at, w.key collate "C");
 end

@@ -58,7 +58,7 @@ grant execute on function queen.dlq_list(text, uuid, int, uuid) to queen_consume
 grant execute on function queen.dlq_requeue(text, uuid[], uuid), queen.dlq_purge(text, uuid[], uuid) to queen_consumer;
 
 grant execute on function queen.status() to queen_reader, queen_producer, queen_consumer;
-grant select on queen.settings, queen.lagging_groups, queen.expired_leases to queen_reader, queen_admin;
+grant select on queen.settings, queen.lagging_groups, queen.expired_leases, queen.paused_queues to queen_reader, queen_admin;
 -- The views tell ages.
 grant execute on function queen._setting_catalog(), queen._now(), queen._tenant_open(uuid) to queen_reader, queen_admin;
 
@@ -66,6 +66,8 @@ grant execute on function
   queen.configure(text, text),
   queen.configure_queue(text, jsonb, uuid),
   queen.drop_queue(text, uuid),
+  queen.pause_queue(text, uuid),
+  queen.resume_queue(text, uuid),
   queen.drop_group(text, text, uuid),
   queen.create_tenant(uuid, text),
   queen.grant_tenant(uuid, text),

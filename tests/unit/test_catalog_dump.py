@@ -72,6 +72,7 @@ def fill(db: Database) -> None:
     )
     db.execute("select queen.schedule_bytes('new \"queue\"', 'é', '\\x00', '0'::interval, partition => ' ')")
     db.execute("select queen.schedule('due', 'far', '{}', '300 days'::interval, txn => 'the far one')")
+    db.execute("select queen.pause_queue('paused')")
     # What a worker notes, and the mark of a partition that is held.
     db.execute(
         "insert into queen.log_busy"

@@ -101,6 +101,8 @@ PUBLIC = {
         "bigint",
     ),
     "configure_queue": ("queue text, options jsonb, tenant uuid = null", "jsonb"),
+    "pause_queue": ("queue text, tenant uuid = null", "boolean"),
+    "resume_queue": ("queue text, tenant uuid = null", "boolean"),
     "drop_queue": ("queue text, tenant uuid = null", "jsonb"),
     "drop_group": ("queue text, consumer_group text, tenant uuid = null", "bigint"),
     "create_tenant": ("tenant uuid, name text = null", "uuid"),
@@ -119,8 +121,8 @@ PUBLIC = {
     "status": (
         "",
         "TABLE(version text, pg_cron text, jobs integer, workers_alive integer, last_pass_at timestamptz, fired bigint,"
-        " due bigint, next_due_at timestamptz, oldest_lateness interval, busy_partitions integer, dead_letters bigint,"
-        " schedule_enabled boolean, fire_enabled boolean)",
+        " due bigint, next_due_at timestamptz, oldest_lateness interval, busy_partitions integer, paused_queues bigint,"
+        " dead_letters bigint, schedule_enabled boolean, fire_enabled boolean)",
     ),
     "maintain": ("run_for interval = '00:00:50'", None),
 }

@@ -36,6 +36,8 @@ FUNCTIONS = {
     "transaction": "xx-x-",
     "configure": "---x-",
     "configure_queue": "---x-",
+    "pause_queue": "---x-",
+    "resume_queue": "---x-",
     "drop_queue": "---x-",
     "drop_group": "---x-",
     "create_tenant": "---x-",
@@ -62,7 +64,13 @@ FUNCTIONS = {
 }
 
 # Views for those who look; all the rest is tables, and for admin alone.
-VIEWS = {"settings": "--xx-", "lagging_groups": "--xx-", "expired_leases": "--xx-", "_timers_by_time": "-----"}
+VIEWS = {
+    "settings": "--xx-",
+    "lagging_groups": "--xx-",
+    "expired_leases": "--xx-",
+    "paused_queues": "--xx-",
+    "_timers_by_time": "-----",
+}
 
 ROLES = [PRODUCER, CONSUMER, READER, ADMIN, NOBODY]
 

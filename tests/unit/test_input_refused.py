@@ -65,6 +65,8 @@ GOOD: Final[dict[str, dict[str, str]]] = {
     "drop_group": {"queue": "'q'", "consumer_group": "'g'"},
     "sent": {"queue": "'q'", "txn": "'t'"},
     "configure_queue": {"queue": "'q'", "options": "'{}'"},
+    "pause_queue": {"queue": "'q'"},
+    "resume_queue": {"queue": "'q'"},
     "drop_queue": {"queue": "'q'"},
     "dlq_list": {"queue": "'q'"},
     "dlq_requeue": {"queue": "'q'"},

@@ -94,6 +94,7 @@ def test_drop_queue_leaves_nothing(db: Database, admin: Connection) -> None:
         admin.execute("select queen.seek(%s, 'h', 0)", [queue])
         for key, delay in (("due", "0"), ("far", "1 year")):
             admin.execute("select queen.schedule(%s, %s, '1', %s::interval, partition => 'c')", [queue, key, delay])
+        admin.execute("select queen.pause_queue(%s)", [queue])
         # One is leased, one behind a held partition: nobody's hands protect it.
         db.execute("select queen.log_timers_claim()")
         db.execute(
@@ -116,7 +117,10 @@ def test_drop_queue_leaves_nothing(db: Database, admin: Connection) -> None:
     assert (told["timers"], told["partitions"], told["groups"], told["dead_letters"]) == (2, 2, 2, 1)
     assert told["messages"] == 4
     left = rows_of(db, "q")
+    # The sweeper removes these.
     assert left.pop("log_busy.queue") in (0, 1)
+    assert left.pop("queue_pauses.queue") == 1
+    assert db.value("select count(*) from queen.paused_queues where queue = 'q'") == 0
     assert set(left.values()) == {0}, left
     for table in ("log_segments", "log_txns", "log_consumers"):
         assert db.value(f"select count(*) from queen.{table} where partition_id = any (%s)", pids) == 0

@@ -101,7 +101,8 @@ def calls(db: Database) -> dict[str, tuple[str, str]]:
 
 # For queen_admin, to whom every tenant is open.
 ADMIN_ONLY = {
-    *("configure_queue", "drop_queue", "drop_group", "create_tenant", "grant_tenant", "revoke_tenant", "drop_tenant"),
+    *("configure_queue", "pause_queue", "resume_queue", "drop_queue", "drop_group"),
+    *("create_tenant", "grant_tenant", "revoke_tenant", "drop_tenant"),
 }
 
 
@@ -126,7 +127,7 @@ def test_a_tenant_that_is_not_open_reads_like_one_that_is_not_there(tenants: Dat
         assert closed[0] == ("QN002" if sends else "QN003" if name == "transaction" else None), (name, closed)
         assert "secret" not in str(closed)
     assert contents(tenants, A) == before
-    for view in ("lagging_groups", "expired_leases"):
+    for view in ("lagging_groups", "expired_leases", "paused_queues"):
         assert tenants.connect("rita_reader").execute(f"select * from queen.{view}").fetchall() == []
     assert tenants.connect("rita_reader").execute("select dead_letters from queen.status()").fetchone() == (0,)
 

@@ -92,6 +92,8 @@ FUNCTIONS: Mapping[str, Function] = dict(
                 "stop": "",
                 "configure": "key text, value text",
                 "configure_queue": "queue text, options jsonb, tenant uuid",
+                "pause_queue": "queue text, tenant uuid",
+                "resume_queue": "queue text, tenant uuid",
                 "drop_queue": "queue text, tenant uuid",
                 "drop_group": "queue text, consumer_group text, tenant uuid",
                 "create_tenant": "tenant uuid, name text",

@@ -551,6 +551,19 @@ class Queen:
         arguments = {"queue": queue, "options": options, "tenant": tenant}
         return dict(self._call("configure_queue", arguments, "*", tuple_row))
 
+    def pause_queue(self, queue: str, tenant: UUID | str | None = None) -> bool:
+        """Stop the fire into one queue, for what comes due to wait: ``queen.pause_queue``.
+
+        Scheduling, cancelling and consuming go on. Returns whether it was not paused before.
+        """
+        ((new,),) = self._values("pause_queue", queue=queue, tenant=tenant)
+        return bool(new)
+
+    def resume_queue(self, queue: str, tenant: UUID | str | None = None) -> bool:
+        """Let a paused queue go on: ``queen.resume_queue``. Returns whether it was paused."""
+        ((was_paused,),) = self._values("resume_queue", queue=queue, tenant=tenant)
+        return bool(was_paused)
+
     def drop_queue(self, queue: str, tenant: UUID | str | None = None) -> DroppedQueue:
         """Drop a queue whole, pending timers and dead letters included: ``queen.drop_queue``."""
         return self._row(DroppedQueue, "drop_queue", queue=queue, tenant=tenant)

@@ -217,6 +217,7 @@ class Status:
     next_due_at: datetime | None
     oldest_lateness: timedelta
     busy_partitions: int
+    paused_queues: int
     dead_letters: int
     schedule_enabled: bool
     fire_enabled: bool
