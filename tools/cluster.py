@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -159,18 +160,21 @@ def state_directory() -> Path:
     local = ROOT / ".local"
     local.mkdir(mode=0o755, exist_ok=True)
     record = local / "state-directory"
-    with contextlib.suppress(FileNotFoundError):
-        recorded = Path(record.read_text(encoding="utf-8"))
-        if _is_usable_state(recorded):
-            return recorded
-    state = local / "state"
-    if not _make_state(state):
-        shutil.rmtree(state, ignore_errors=True)
-        state = Path(tempfile.mkdtemp(prefix="pg_queen-", dir="/var/tmp"))
+    # The suite's workers come here at the same moment: the second must not remove what the first tries out.
+    with (local / "state-lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            recorded = Path(record.read_text(encoding="utf-8"))
+            if _is_usable_state(recorded):
+                return recorded
+        state = local / "state"
         if not _make_state(state):
-            raise ClusterError(f"account {server_account().pw_name} can run nothing in {local} nor in {state}")
-    record.write_text(str(state), encoding="utf-8")
-    return state
+            shutil.rmtree(state, ignore_errors=True)
+            state = Path(tempfile.mkdtemp(prefix="pg_queen-", dir="/var/tmp"))
+            if not _make_state(state):
+                raise ClusterError(f"account {server_account().pw_name} can run nothing in {local} nor in {state}")
+        record.write_text(str(state), encoding="utf-8")
+        return state
 
 
 def extension_files() -> list[Path]:

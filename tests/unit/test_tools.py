@@ -49,6 +49,21 @@ def test_install_and_uninstall(extension: None, tmp_path: Path) -> None:
     assert [file.name for file in directory.iterdir()] == ["other.control"]
 
 
+def test_several_who_ask_first_get_one_folder(tmp_path: Path) -> None:
+    """As the suite's workers do in a fresh clone."""
+    checkout = tmp_path / ("deep" * 20)
+    shutil.copytree(ROOT / "tools", checkout / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+    ask = [sys.executable, "-c", "from tools.cluster import state_directory; print(state_directory())"]
+    started = [subprocess.Popen(ask, cwd=checkout, stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    answers = [process.communicate(timeout=60)[0].strip() for process in started]
+    try:
+        assert [process.returncode for process in started] == [0] * 8
+        assert len(set(answers)) == 1
+    finally:
+        for folder in {answer for answer in answers if answer}:
+            shutil.rmtree(folder)
+
+
 def test_servers_of_a_deep_checkout_lie_elsewhere(tmp_path: Path) -> None:
     checkout = tmp_path / ("deep" * 20)
     shutil.copytree(ROOT / "tools", checkout / "tools", ignore=shutil.ignore_patterns("__pycache__"))
