@@ -15,41 +15,42 @@ comment on column queen.config.updated_at is 'when it was set';
 comment on column queen.config.updated_by is 'who set it';
 
 create function queen._setting_catalog()
-returns table (key text, kind text, default_value text, min_value text, max_value text, per_queue boolean, description text)
+returns table (key text, kind text, default_value text, min_value text, max_value text, per_queue boolean, per_tenant boolean, description text)
 language sql
 immutable
 parallel safe
 begin atomic
-    select v.key, v.kind, v.default_value, v.min_value, v.max_value, v.per_queue, v.description
+    select v.key, v.kind, v.default_value, v.min_value, v.max_value, v.per_queue, v.per_tenant, v.description
       from (values
-        ('payload_max_bytes', 'integer', '1048576', '1', '67108864', false, 'largest payload in bytes of its UTF-8 text or of the bytea'),
-        ('horizon', 'interval', '10 years', '1 second', '1000 years', false, 'how far ahead a timer may lie'),
-        ('batch_max_ops', 'integer', '10000', '1', '1000000', false, 'operations in one call of schedule_many, push_many, apply or transaction'),
-        ('batch_max_bytes', 'integer', '67108864', '1024', '268435456', false, 'payload bytes in one call of schedule_many, push_many, apply or transaction'),
-        ('timer_zstd_bytes', 'integer', '8192', '256', '67108864', false, 'payload bytes from which on a timer waits zstd-compressed, when that saves a tenth'),
-        ('txn_window', 'interval', '1 day', '1 second', '3650 days', true, 'how long a txn is remembered: deduplication of pushes, and queen.sent'),
-        ('start_at', 'choice', 'beginning', 'beginning', 'new', true, 'where a consumer group starts at its first pop: beginning (the first message stored) or new (what comes after it)'),
-        ('delivery_max_attempts', 'integer', '5', '1', '1000000', true, 'deliveries of a message to a group before it goes to the dead letters'),
-        ('pop_max_bytes', 'integer', '33554432', '1024', '268435456', false, 'frame bytes unpacked by one pop; at least one segment is read'),
-        ('retention', 'interval', '7 days', '1 second', '36500 days', true, 'age at which messages are removed, unless a group has yet to read them'),
-        ('retention_consumed', 'interval', '1 day', '0 seconds', '36500 days', true, 'age at which messages that every group has read are removed'),
-        ('retention_force', 'choice', 'false', 'false', 'true', true, 'true: retention removes messages that a group has yet to read'),
-        ('partition_idle', 'interval', '7 days', '1 second', '36500 days', true, 'a partition without messages is removed when nothing was appended for so long'),
-        ('dead_letter_retention', 'interval', '30 days', '1 second', '36500 days', true, 'age at which dead letters are removed'),
-        ('timer_max_attempts', 'integer', '10', '1', '1000000', false, 'failed fires before a timer goes to the dead letters'),
-        ('timer_backoff_base', 'interval', '1 second', '10 milliseconds', '1 day', false, 'wait after the first failed fire; doubles with each'),
-        ('timer_backoff_cap', 'interval', '5 minutes', '10 milliseconds', '30 days', false, 'longest wait between two attempts to fire'),
-        ('sweep_mode', 'choice', 'lock', 'lock', 'lease', false, 'how the sweeper holds due rows: lock (row locks, one transaction) or lease (claim, commit, fire)'),
-        ('sweep_max_rows', 'integer', '10000', '1', '100000', false, 'timers in one pass of the sweeper'),
-        ('sweep_max_bytes', 'integer', '16777216', '1024', '268435456', false, 'payload bytes in one pass; at least one timer is fired'),
-        ('sweep_idle', 'interval', '50 milliseconds', '1 millisecond', '10 seconds', false, 'longest sleep between two passes'),
-        ('schedule_enabled', 'choice', 'true', 'false', 'true', false, 'false: schedule, schedule_many, schedule_bytes and apply refuse new timers (QN005); reschedule and cancel go on'),
-        ('fire_enabled', 'choice', 'true', 'false', 'true', false, 'false: nothing is fired, due timers wait'),
-        ('run_log_retention', 'interval', '1 day', '1 minute', '3650 days', false, 'age at which rows of our own jobs are removed from cron.job_run_details')
-      ) as v (key, kind, default_value, min_value, max_value, per_queue, description);
+        ('payload_max_bytes', 'integer', '1048576', '1', '67108864', true, true, 'largest payload in bytes of its UTF-8 text or of the bytea'),
+        ('horizon', 'interval', '10 years', '1 second', '1000 years', true, true, 'how far ahead a timer may lie'),
+        ('batch_max_ops', 'integer', '10000', '1', '1000000', true, true, 'operations in one call of schedule_many, push_many, apply or transaction; cancels and acks are not counted'),
+        ('batch_max_bytes', 'integer', '67108864', '1024', '268435456', false, false, 'payload bytes in one call of schedule_many, push_many, apply or transaction'),
+        ('pending_max', 'limit', 'none', '0', '1000000000000', true, true, 'timers of a queue, or as the option of a tenant of all of it, that may wait; over 10000 as counted once a minute'),
+        ('timer_zstd_bytes', 'integer', '8192', '256', '67108864', false, false, 'payload bytes from which on a timer waits zstd-compressed, when that saves a tenth'),
+        ('txn_window', 'interval', '1 day', '1 second', '3650 days', true, false, 'how long a txn is remembered: deduplication of pushes, and queen.sent'),
+        ('start_at', 'choice', 'beginning', 'beginning', 'new', true, false, 'where a consumer group starts at its first pop: beginning (the first message stored) or new (what comes after it)'),
+        ('delivery_max_attempts', 'integer', '5', '1', '1000000', true, false, 'deliveries of a message to a group before it goes to the dead letters'),
+        ('pop_max_bytes', 'integer', '33554432', '1024', '268435456', false, false, 'frame bytes unpacked by one pop; at least one segment is read'),
+        ('retention', 'interval', '7 days', '1 second', '36500 days', true, false, 'age at which messages are removed, unless a group has yet to read them'),
+        ('retention_consumed', 'interval', '1 day', '0 seconds', '36500 days', true, false, 'age at which messages that every group has read are removed'),
+        ('retention_force', 'choice', 'false', 'false', 'true', true, false, 'true: retention removes messages that a group has yet to read'),
+        ('partition_idle', 'interval', '7 days', '1 second', '36500 days', true, false, 'a partition without messages is removed when nothing was appended for so long'),
+        ('dead_letter_retention', 'interval', '30 days', '1 second', '36500 days', true, false, 'age at which dead letters are removed'),
+        ('timer_max_attempts', 'integer', '10', '1', '1000000', false, false, 'failed fires before a timer goes to the dead letters'),
+        ('timer_backoff_base', 'interval', '1 second', '10 milliseconds', '1 day', false, false, 'wait after the first failed fire; doubles with each'),
+        ('timer_backoff_cap', 'interval', '5 minutes', '10 milliseconds', '30 days', false, false, 'longest wait between two attempts to fire'),
+        ('sweep_mode', 'choice', 'lock', 'lock', 'lease', false, false, 'how the sweeper holds due rows: lock (row locks, one transaction) or lease (claim, commit, fire)'),
+        ('sweep_max_rows', 'integer', '10000', '1', '100000', false, false, 'timers in one pass of the sweeper'),
+        ('sweep_max_bytes', 'integer', '16777216', '1024', '268435456', false, false, 'payload bytes in one pass; at least one timer is fired'),
+        ('sweep_idle', 'interval', '50 milliseconds', '1 millisecond', '10 seconds', false, false, 'longest sleep between two passes'),
+        ('schedule_enabled', 'choice', 'true', 'false', 'true', false, false, 'false: schedule, schedule_many, schedule_bytes and apply refuse new timers (QN005); reschedule and cancel go on'),
+        ('fire_enabled', 'choice', 'true', 'false', 'true', false, false, 'false: nothing is fired, due timers wait'),
+        ('run_log_retention', 'interval', '1 day', '1 minute', '3650 days', false, false, 'age at which rows of our own jobs are removed from cron.job_run_details')
+      ) as v (key, kind, default_value, min_value, max_value, per_queue, per_tenant, description);
 end;
 comment on function queen._setting_catalog() is
-  'Every setting there is: kind, default, bounds (for a choice the two values), and whether a queue may have its own.';
+  'Every setting there is: kind, default, bounds (for a choice the two values), and whether a queue or a tenant may have its own.';
 
 -- PL/pgSQL, because its plans are kept for the session: a SQL function that cannot be inlined is parsed and planned again in
 -- each transaction.
@@ -79,6 +80,7 @@ select s.key,
        s.min_value,
        s.max_value,
        s.per_queue,
+       s.per_tenant,
        s.description,
        c.updated_at,
        c.updated_by
@@ -101,6 +103,7 @@ begin
     v_ok := case v_def.kind
       when 'integer' then p_value::bigint between v_def.min_value::bigint and v_def.max_value::bigint
       when 'interval' then p_value::interval between v_def.min_value::interval and v_def.max_value::interval
+      when 'limit' then p_value = 'none' or (p_value ~ '^[0-9]{1,13}$' and p_value::bigint between v_def.min_value::bigint and v_def.max_value::bigint)
       when 'choice' then p_value in (v_def.min_value, v_def.max_value)
     end;
   exception when data_exception then
@@ -110,6 +113,7 @@ begin
     perform queen._refuse(p_argument, format('"%s" is no value for setting "%s"', p_value, p_key),
       case v_def.kind
         when 'choice' then format('Accepted are %s and %s; null restores the default %s.', v_def.min_value, v_def.max_value, v_def.default_value)
+        when 'limit' then format('Accepted are none and an integer from %s to %s; null restores the default none.', v_def.min_value, v_def.max_value)
         else format('Accepted is an %s from %s to %s; null restores the default %s.', v_def.kind, v_def.min_value, v_def.max_value, v_def.default_value)
       end);
   end if;
@@ -157,3 +161,40 @@ $$;
 comment on function queen.configure(text, text) is
   'Changes a setting for the whole database; value null restores the default. Arguments: key, a name of queen.settings;'
   ' value, as text. Returns the value in force. The sweepers take it up within a second. Errors: 22023.';
+
+-- p_of is queue or tenant.
+create function queen._check_options(p_options jsonb, p_of text)
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, queen, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  v_option record;
+begin
+  if jsonb_typeof(p_options) is distinct from 'object' then
+    perform queen._refuse('options', case when p_options is null then 'must not be null' else 'is no object' end,
+      'Accepted is {"option": value, ...}; {} changes nothing and returns the options in force.');
+  end if;
+  for v_option in
+    select o.key, o.value, p_options ->> o.key as plain, s.key is not null as known
+      from jsonb_each(p_options) o
+      left join queen._setting_catalog() s on s.key = o.key and case p_of when 'queue' then s.per_queue else s.per_tenant end
+     order by o.key
+  loop
+    if not v_option.known then
+      perform queen._refuse('options', format('"%s" is no option of a %s', v_option.key, p_of),
+        format('Accepted are %s.', (select string_agg(s.key, ', ' order by s.key) from queen._setting_catalog() s
+                                     where case p_of when 'queue' then s.per_queue else s.per_tenant end)));
+    end if;
+    if jsonb_typeof(v_option.value) not in ('string', 'number', 'boolean', 'null') then
+      perform queen._refuse('options', format('"%s" is a JSON %s', v_option.key, jsonb_typeof(v_option.value)), 'Accepted is a string, a number, true, false, or null.');
+    end if;
+    if v_option.plain is not null then
+      perform queen._check_setting('options', v_option.key, v_option.plain);
+    end if;
+  end loop;
+end
+$$;
+comment on function queen._check_options(jsonb, text) is 'Refuses options that a queue, or a tenant, does not have, and bad values.';

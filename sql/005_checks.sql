@@ -86,78 +86,6 @@ end
 $$;
 comment on function queen._check_group(text, text) is 'Refuses a bad or reserved consumer group.';
 
-create function queen._check_bytes(p_argument text, p_bytes bigint)
-returns void
-language plpgsql
-stable
-parallel safe
-set search_path = pg_catalog, queen, pg_temp
-as $$
-declare
-  v_max bigint := queen._setting('payload_max_bytes')::bigint;
-begin
-  if p_bytes is null then
-    perform queen._refuse(p_argument, 'must not be null', 'For a JSON null pass ''null''::jsonb.');
-  elsif p_bytes > v_max then
-    perform queen._refuse(p_argument, format('is %s bytes long', p_bytes),
-      format('The setting payload_max_bytes allows %s bytes.', v_max));
-  end if;
-end
-$$;
-comment on function queen._check_bytes(text, bigint) is 'Refuses a null payload or one over the setting payload_max_bytes.';
-
-create function queen._check_batch(p_argument text, p_items int)
-returns void
-language plpgsql
-stable
-parallel safe
-set search_path = pg_catalog, queen, pg_temp
-as $$
-declare
-  v_max int := queen._setting('batch_max_ops')::int;
-begin
-  if p_items > v_max then
-    perform queen._refuse(p_argument, format('holds %s items', p_items),
-      format('The setting batch_max_ops allows %s in one call.', v_max));
-  end if;
-end
-$$;
-comment on function queen._check_batch(text, int) is 'Refuses a batch over the setting batch_max_ops.';
-
-create function queen._check_batch_bytes(p_argument text, p_sizes bigint[])
-returns void
-language plpgsql
-stable
-parallel safe
-set search_path = pg_catalog, queen, pg_temp
-as $$
-declare
-  v_max bigint := queen._setting('payload_max_bytes')::bigint;
-  v_most bigint := queen._setting('batch_max_bytes')::bigint;
-  v_bad record;
-  v_total bigint;
-begin
-  select s.pos, s.size into v_bad
-    from unnest(p_sizes) with ordinality as s (size, pos)
-   where s.size is null or s.size > v_max
-   order by s.pos
-   limit 1;
-  if found then
-    if v_bad.size is null then
-      perform queen._refuse(p_argument, format('element %s must not be null', v_bad.pos), 'For a JSON null pass ''null''::jsonb.');
-    end if;
-    perform queen._refuse(p_argument, format('element %s is %s bytes long', v_bad.pos, v_bad.size),
-      format('The setting payload_max_bytes allows %s bytes.', v_max));
-  end if;
-  select sum(s.size) into v_total from unnest(p_sizes) as s (size);
-  if v_total > v_most then
-    perform queen._refuse(p_argument, format('hold %s bytes together', v_total),
-      format('The setting batch_max_bytes allows %s bytes in one call.', v_most));
-  end if;
-end
-$$;
-comment on function queen._check_batch_bytes(text, bigint[]) is 'Refuses a batch with a null or over-long payload, or too many bytes in all.';
-
 create function queen._check_lease(p_lease interval)
 returns void
 language plpgsql
@@ -202,40 +130,6 @@ begin
 end
 $$;
 comment on function queen._fire_enabled() is 'The setting fire_enabled.';
-
--- The due time of a call. The clock is read here, at the statement: a transaction that has been open for a minute does
--- not shorten a delay by a minute.
-create function queen._due(p_now timestamptz, p_delay interval, p_deliver_at timestamptz)
-returns timestamptz
-language plpgsql
-stable
-parallel safe
-set search_path = pg_catalog, queen, pg_temp
-as $$
-declare
-  v_horizon interval;
-begin
-  if (p_delay is null) = (p_deliver_at is null) then
-    perform queen._refuse(case when p_delay is null then 'delay' else 'deliver_at' end,
-      case when p_delay is null then 'neither delay nor deliver_at is given' else 'both delay and deliver_at are given' end,
-      'Give exactly one: delay, an interval from now, or deliver_at, a point in time.');
-  end if;
-  v_horizon := queen._setting('horizon')::interval;
-  if p_delay is not null then
-    if p_delay > v_horizon or p_delay < -v_horizon then
-      perform queen._refuse('delay', format('"%s" is out of range', p_delay),
-        format('The setting horizon allows up to %s from now.', v_horizon));
-    end if;
-    return p_now + p_delay;
-  end if;
-  if not isfinite(p_deliver_at) or p_deliver_at > p_now + v_horizon then
-    perform queen._refuse('deliver_at', format('"%s" is out of range', p_deliver_at),
-      format('The setting horizon allows up to %s from now; a time in the past is due at once.', v_horizon));
-  end if;
-  return p_deliver_at;
-end
-$$;
-comment on function queen._due(timestamptz, interval, timestamptz) is 'The due time meant by delay or deliver_at, exactly one of which must be given.';
 
 create function queen._check_array(p_argument text, p_array anyarray, p_items int)
 returns void

@@ -183,7 +183,7 @@ declare
   v_result queen.push_result;
 begin
   perform queen._check_push(push.queue, push."partition", push.txn);
-  perform queen._check_bytes('payload', octet_length(v_payload));
+  perform queen._check_bytes('payload', octet_length(v_payload), queen._limits(queen._find_tenant(push.tenant), push.queue));
   select p.* into v_result
     from queen._push(queen._check_tenant(push.tenant), push.queue, push."partition", array[v_payload], array[push.txn]) p;
   return v_result;
@@ -193,7 +193,7 @@ comment on function queen.push(text, jsonb, text, text, uuid) is
   'Appends one message to a partition; queue and partition are made if missing. Arguments: queue and partition, names of 1'
   ' to 255 bytes; payload, JSON up to payload_max_bytes; txn, a name of your own for this message, null for the message id;'
   ' tenant, null for the default one. Returns status queued, or duplicate with the place of the first when the queue has'
-  ' seen this txn within txn_window. Holds the partition until your transaction ends. Errors: 22023, QN002.';
+  ' seen this txn within txn_window. Holds the partition until your transaction ends. Errors: 22023, QN002, QN006.';
 
 create function queen.push_bytes(
     queue text,
@@ -211,7 +211,7 @@ declare
   v_result queen.push_result;
 begin
   perform queen._check_push(push_bytes.queue, push_bytes."partition", push_bytes.txn);
-  perform queen._check_bytes('payload', octet_length(push_bytes.payload));
+  perform queen._check_bytes('payload', octet_length(push_bytes.payload), queen._limits(queen._find_tenant(push_bytes.tenant), push_bytes.queue));
   select p.* into v_result
     from queen._push(queen._check_tenant(push_bytes.tenant), push_bytes.queue, push_bytes."partition",
                      array[decode('00', 'hex') || push_bytes.payload], array[push_bytes.txn]) p;
@@ -236,10 +236,12 @@ as $$
 declare
   v_payloads bytea[];
   v_sizes bigint[];
+  v_limits queen._limits;
 begin
   perform queen._check_push(push_many.queue, push_many."partition", null);
   perform queen._check_array('payloads', push_many.payloads, null);
-  perform queen._check_batch('payloads', cardinality(push_many.payloads));
+  v_limits := queen._limits(queen._find_tenant(push_many.tenant), push_many.queue);
+  perform queen._check_batch('payloads', cardinality(push_many.payloads), v_limits);
   if push_many.txns is not null then
     perform queen._check_array('txns', push_many.txns, cardinality(push_many.payloads));
     perform queen._check_names('txns', array_remove(push_many.txns, null));
@@ -248,7 +250,7 @@ begin
     into v_payloads, v_sizes
     from (select convert_to(u.payload::text, 'UTF8') as bytes, u.ord
             from unnest(push_many.payloads) with ordinality as u (payload, ord)) e;
-  perform queen._check_batch_bytes('payloads', v_sizes);
+  perform queen._check_batch_bytes('payloads', v_sizes, v_limits);
   if cardinality(v_payloads) > 0 then
     return query
     select p.status, p."partition", p."offset", p.message_id, p.txn
@@ -260,7 +262,7 @@ $$;
 comment on function queen.push_many(text, jsonb[], text, text[], uuid) is
   'Appends many messages to one partition as one segment, in the order given. Arguments: queue and partition; payloads, at'
   ' most batch_max_ops; txns, null or as many as payloads, null elements for the message id; tenant. Returns a row a message'
-  ' in that order, as of queen.push. All or nothing. Errors: 22023, QN002.';
+  ' in that order, as of queen.push. All or nothing. Errors: 22023, QN002, QN006.';
 
 create function queen.sent(queue text, txn text, tenant uuid default null)
 returns table ("partition" text, "offset" bigint, message_id uuid, created_at timestamptz)

@@ -10,36 +10,18 @@ as $$
 #variable_conflict use_column
 declare
   v_tenant uuid := queen._check_tenant(configure_queue.tenant);
-  v_option record;
   v_kept jsonb;
 begin
   perform queen._check_name('queue', configure_queue.queue);
-  if jsonb_typeof(configure_queue.options) is distinct from 'object' then
-    perform queen._refuse('options', case when configure_queue.options is null then 'must not be null' else 'is no object' end,
-      'Accepted is {"option": value, ...}; {} changes nothing and returns the options in force.');
-  end if;
-  for v_option in
-    select o.key, o.value, configure_queue.options ->> o.key as plain, s.key is not null as known
-      from jsonb_each(configure_queue.options) o
-      left join queen._setting_catalog() s on s.key = o.key and s.per_queue
-     order by o.key
-  loop
-    if not v_option.known then
-      perform queen._refuse('options', format('"%s" is no option of a queue', v_option.key),
-        format('Accepted are %s.', (select string_agg(s.key, ', ' order by s.key) from queen._setting_catalog() s where s.per_queue)));
-    end if;
-    if jsonb_typeof(v_option.value) not in ('string', 'number', 'boolean', 'null') then
-      perform queen._refuse('options', format('"%s" is a JSON %s', v_option.key, jsonb_typeof(v_option.value)), 'Accepted is a string, a number, true, false, or null.');
-    end if;
-    if v_option.plain is not null then
-      perform queen._check_setting('options', v_option.key, v_option.plain);
-    end if;
-  end loop;
+  perform queen._check_options(configure_queue.options, 'queue');
   insert into queen.queues as q (tenant_id, name, options, created_at)
   values (v_tenant, configure_queue.queue, jsonb_strip_nulls(configure_queue.options), queen._now())
   on conflict on constraint queues_name_key do update
      set options = jsonb_strip_nulls(q.options || configure_queue.options)
   returning q.options into v_kept;
+  if configure_queue.options ? 'pending_max' then
+    perform queen._count_pending(v_tenant, configure_queue.queue, queen._now());
+  end if;
   return (select jsonb_object_agg(s.key, coalesce(v_kept ->> s.key, queen._setting(s.key)))
             from queen._setting_catalog() s where s.per_queue);
 end
@@ -80,6 +62,7 @@ begin
   get diagnostics v_letters = row_count;
   delete from queen.hotlist_repairs r where r.tenant_id = v_tenant and r.queue = drop_queue.queue;
   update queen.queue_pauses p set resumed_at = queen._now() where p.tenant_id = v_tenant and p.queue = drop_queue.queue and p.resumed_at is null;
+  delete from queen.pending_counts c where c.tenant_id = v_tenant and c.queue = drop_queue.queue;
   delete from queen.log_groups g where g.queue_id = v_queue;
   get diagnostics v_groups = row_count;
   delete from queen.log_partitions p where p.id = any (v_pids);

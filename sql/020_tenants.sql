@@ -12,7 +12,7 @@ create table queen.tenants (
     emptied_at timestamptz,
     constraint tenants_pkey primary key (id)
 );
-comment on table queen.tenants is 'Tenants that were created; the default one is there without a row.';
+comment on table queen.tenants is 'Tenants that were created; the default one has a row only when it was given limits.';
 comment on column queen.tenants.id is 'the tenant argument of every function';
 comment on column queen.tenants.name is 'for people; no function asks for it';
 comment on column queen.tenants.options is 'limits that differ from the settings';
@@ -222,3 +222,35 @@ $$;
 comment on function queen.revoke_tenant(uuid, text) is
   'Closes a tenant to a role; what was scheduled and sent stays. Arguments: tenant; role_name, also of a role that is gone.'
   ' Returns whether it was open to it. Errors: 22023.';
+
+create function queen.configure_tenant(tenant uuid, options jsonb)
+returns jsonb
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, queen, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  v_id uuid := queen._check_tenant(configure_tenant.tenant);
+  v_kept jsonb;
+begin
+  perform queen._check_options(configure_tenant.options, 'tenant');
+  if v_id = '00000000-0000-0000-0000-000000000001' then
+    insert into queen.tenants (id, created_at) values (v_id, queen._now()) on conflict on constraint tenants_pkey do nothing;
+  end if;
+  update queen.tenants t set options = jsonb_strip_nulls(t.options || configure_tenant.options) where t.id = v_id returning t.options into v_kept;
+  if not found then
+    perform queen._tenant_missing(v_id);
+  end if;
+  if configure_tenant.options ? 'pending_max' then
+    perform queen._count_pending(v_id, null, queen._now());
+  end if;
+  return (select jsonb_object_agg(s.key, coalesce(v_kept ->> s.key, case when s.kind = 'limit' then 'none' else queen._setting(s.key) end))
+            from queen._setting_catalog() s where s.per_tenant);
+end
+$$;
+comment on function queen.configure_tenant(uuid, jsonb) is
+  'Sets limits of a tenant. Arguments: tenant, null for the default one; options, an object of settings that queen.settings'
+  ' marks per_tenant, null restores the setting''s value, {} only looks. Of a limit of the tenant and one of a queue the smaller'
+  ' counts. Returns the options in force. Errors: 22023; QN004 when the tenant was not created; QN002 while it is being dropped.';

@@ -33,6 +33,7 @@ begin
       return null;
     end if;
     delete from queen.queue_pauses p where p.tenant_id = p_tenant;
+    delete from queen.pending_counts c where c.tenant_id = p_tenant;
     delete from queen.hotlist_repairs r where r.tenant_id = p_tenant;
     return false;
   end if;

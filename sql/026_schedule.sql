@@ -73,6 +73,42 @@ end
 $$;
 comment on function queen._check_schedule(text, text, text, text) is 'Refuses bad names of a timer.';
 
+create function queen._schedule_checked(
+    p_queue text,
+    p_key text,
+    p_payload bytea,
+    p_bytes bigint,
+    p_delay interval,
+    p_deliver_at timestamptz,
+    p_partition text,
+    p_txn text,
+    p_tenant uuid)
+returns queen.timer_verdict
+language plpgsql
+volatile
+set search_path = pg_catalog, queen, pg_temp
+as $$
+declare
+  v_now timestamptz := queen._now();
+  v_limits queen._limits;
+  v_due timestamptz;
+  v_tenant uuid;
+begin
+  perform queen._check_schedule(p_queue, p_key, p_partition, p_txn);
+  v_tenant := case when p_tenant is null then '00000000-0000-0000-0000-000000000001'::uuid else queen._check_tenant(p_tenant) end;
+  v_limits := queen._limits(v_tenant, p_queue);
+  perform queen._check_bytes('payload', p_bytes, v_limits);
+  v_due := queen._due(v_now, p_delay, p_deliver_at, v_limits);
+  if v_limits.counted then
+    perform queen._check_pending(v_limits, array[p_key]);
+    perform queen._check_pending_tenant(v_limits, array[p_queue], array[p_key]);
+  end if;
+  return queen._schedule_one(v_tenant, p_queue, p_key, p_partition, v_due, p_txn, p_payload, v_now);
+end
+$$;
+comment on function queen._schedule_checked(text, text, bytea, bigint, interval, timestamptz, text, text, uuid) is
+  'Checks the arguments of a timer and writes it.';
+
 create function queen.schedule(
     queue text,
     timer_key text,
@@ -90,12 +126,9 @@ set search_path = pg_catalog, queen, pg_temp
 as $$
 declare
   v_payload bytea := convert_to(schedule.payload::text, 'UTF8');
-  v_now timestamptz := queen._now();
 begin
-  perform queen._check_schedule(schedule.queue, schedule.timer_key, schedule."partition", schedule.txn);
-  perform queen._check_bytes('payload', octet_length(v_payload));
-  return queen._schedule_one(queen._check_tenant(schedule.tenant), schedule.queue, schedule.timer_key, schedule."partition",
-    queen._due(v_now, schedule.delay, schedule.deliver_at), schedule.txn, v_payload, v_now);
+  return queen._schedule_checked(schedule.queue, schedule.timer_key, v_payload, octet_length(v_payload), schedule.delay, schedule.deliver_at,
+    schedule."partition", schedule.txn, schedule.tenant);
 end
 $$;
 comment on function queen.schedule(text, text, jsonb, interval, timestamptz, text, text, uuid) is
@@ -103,7 +136,8 @@ comment on function queen.schedule(text, text, jsonb, interval, timestamptz, tex
   ' fire if missing; timer_key, your own key, 1 to 512 bytes; payload, JSON up to payload_max_bytes; exactly one of delay (an'
   ' interval from the server''s clock now) and deliver_at (a time in the past is due at once), up to the setting horizon;'
   ' txn, a name for the message, null for its id; tenant, null for the default one. Returns a verdict: scheduled, rescheduled'
-  ' (the key was pending) or too_late (a firer holds it: what it holds is what is delivered). Errors: 22023, QN002.';
+  ' (the key was pending) or too_late (a firer holds it: what it holds is what is delivered). Errors: 22023, QN002, QN005 (scheduling'
+  ' is switched off), QN006 (over a limit of the tenant or queue).';
 
 create function queen.schedule_bytes(
     queue text,
@@ -120,14 +154,10 @@ volatile
 security definer
 set search_path = pg_catalog, queen, pg_temp
 as $$
-declare
-  v_now timestamptz := queen._now();
 begin
-  perform queen._check_schedule(schedule_bytes.queue, schedule_bytes.timer_key, schedule_bytes."partition", schedule_bytes.txn);
-  perform queen._check_bytes('payload', octet_length(schedule_bytes.payload));
-  return queen._schedule_one(queen._check_tenant(schedule_bytes.tenant), schedule_bytes.queue, schedule_bytes.timer_key,
-    schedule_bytes."partition", queen._due(v_now, schedule_bytes.delay, schedule_bytes.deliver_at), schedule_bytes.txn,
-    decode('00', 'hex') || schedule_bytes.payload, v_now);
+  return queen._schedule_checked(schedule_bytes.queue, schedule_bytes.timer_key, decode('00', 'hex') || schedule_bytes.payload,
+    octet_length(schedule_bytes.payload), schedule_bytes.delay, schedule_bytes.deliver_at, schedule_bytes."partition", schedule_bytes.txn,
+    schedule_bytes.tenant);
 end
 $$;
 comment on function queen.schedule_bytes(text, text, bytea, interval, timestamptz, text, text, uuid) is

@@ -88,11 +88,15 @@ declare
   v_due timestamptz[];
   v_partitions text[] := schedule_many.partitions;
   v_twice text;
+  v_limits queen._limits;
+  v_tenant uuid;
 begin
   perform queen._check_schedule_enabled();
   perform queen._check_name('queue', schedule_many.queue);
   perform queen._check_array('timer_keys', schedule_many.timer_keys, null);
-  perform queen._check_batch('timer_keys', v_n);
+  v_tenant := queen._check_tenant(schedule_many.tenant);
+  v_limits := queen._limits(v_tenant, schedule_many.queue);
+  perform queen._check_batch('timer_keys', v_n, v_limits);
   perform queen._check_array('payloads', schedule_many.payloads, v_n);
   if v_n = 0 then
     return;
@@ -105,7 +109,7 @@ begin
   if found then
     perform queen._refuse('timer_keys', format('"%s" is there twice', v_twice), 'Give each key once in a call.');
   end if;
-  v_due := queen._due_many(v_now, v_n, schedule_many.delays, schedule_many.deliver_ats);
+  v_due := queen._due_many(v_now, v_n, schedule_many.delays, schedule_many.deliver_ats, v_limits);
   if v_partitions is not null then
     perform queen._check_array('partitions', v_partitions, v_n);
     perform queen._check_names('partitions', v_partitions);
@@ -120,10 +124,14 @@ begin
     into v_payloads, v_sizes
     from (select convert_to(u.payload::text, 'UTF8') as bytes, u.ord
             from unnest(schedule_many.payloads) with ordinality as u (payload, ord)) e;
-  perform queen._check_batch_bytes('payloads', v_sizes);
+  perform queen._check_batch_bytes('payloads', v_sizes, v_limits);
+  if v_limits.counted then
+    perform queen._check_pending(v_limits, schedule_many.timer_keys);
+    perform queen._check_pending_tenant(v_limits, array_fill(schedule_many.queue, array[v_n]), schedule_many.timer_keys);
+  end if;
   return query
   select s.ok, s.status, s.queue, s.timer_key, s.txn, s.message_id, s.deliver_at
-    from queen._schedule(queen._check_tenant(schedule_many.tenant), schedule_many.queue, schedule_many.timer_keys,
+    from queen._schedule(v_tenant, schedule_many.queue, schedule_many.timer_keys,
       v_partitions, v_due, schedule_many.txns, v_payloads, v_now) s;
 end
 $$;
@@ -131,43 +139,4 @@ comment on function queen.schedule_many(text, text[], jsonb[], interval[], times
   'Schedules many timers of one queue in one statement. Arguments: queue; timer_keys, each once, at most batch_max_ops;'
   ' payloads, one each; exactly one of delays and deliver_ats, as many; partitions, as many or null for Default; txns, as many'
   ' or null, null elements for the message id; tenant. Returns a verdict a timer in input order. All or nothing; one bad item'
-  ' refuses the call and is named. Errors: 22023, QN002.';
-
-create function queen._due_many(p_now timestamptz, p_n int, p_delays interval[], p_deliver_ats timestamptz[])
-returns timestamptz[]
-language plpgsql
-stable
-set search_path = pg_catalog, queen, pg_temp
-as $$
-declare
-  v_horizon interval := queen._setting('horizon')::interval;
-  v_bad bigint;
-begin
-  if (p_delays is null) = (p_deliver_ats is null) then
-    perform queen._refuse(case when p_delays is null then 'delays' else 'deliver_ats' end,
-      case when p_delays is null then 'neither delays nor deliver_ats is given' else 'both delays and deliver_ats are given' end,
-      'Give exactly one: delays, intervals from now, or deliver_ats, points in time.');
-  end if;
-  if p_delays is not null then
-    perform queen._check_array('delays', p_delays, p_n);
-    select min(d.ord) into v_bad
-      from unnest(p_delays) with ordinality as d (delay, ord)
-     where d.delay is null or d.delay > v_horizon or d.delay < -v_horizon;
-    if v_bad is not null then
-      perform queen._refuse('delays', format('element %s, "%s", is out of range', v_bad, coalesce(p_delays[v_bad]::text, 'null')),
-        format('The setting horizon allows up to %s from now.', v_horizon));
-    end if;
-    return (select array_agg(p_now + d.delay order by d.ord) from unnest(p_delays) with ordinality as d (delay, ord));
-  end if;
-  perform queen._check_array('deliver_ats', p_deliver_ats, p_n);
-  select min(d.ord) into v_bad
-    from unnest(p_deliver_ats) with ordinality as d (due, ord)
-   where d.due is null or not isfinite(d.due) or d.due > p_now + v_horizon;
-  if v_bad is not null then
-    perform queen._refuse('deliver_ats', format('element %s, "%s", is out of range', v_bad, coalesce(p_deliver_ats[v_bad]::text, 'null')),
-      format('The setting horizon allows up to %s from now; a time in the past is due at once.', v_horizon));
-  end if;
-  return p_deliver_ats;
-end
-$$;
-comment on function queen._due_many(timestamptz, int, interval[], timestamptz[]) is 'The due times meant by delays or deliver_ats.';
+  ' refuses the call and is named. Errors: 22023, QN002, QN005, QN006.';

@@ -92,17 +92,18 @@ set search_path = pg_catalog, queen, pg_temp
 as $$
 declare
   v_now timestamptz := queen._now();
+  v_tenant uuid := queen._find_tenant(reschedule.tenant);
 begin
   perform queen._check_name('queue', reschedule.queue);
   perform queen._check_name('timer_key', reschedule.timer_key, 512);
-  return queen._reschedule(queen._find_tenant(reschedule.tenant), reschedule.queue, reschedule.timer_key,
-    queen._due(v_now, reschedule.delay, reschedule.deliver_at), v_now);
+  return queen._reschedule(v_tenant, reschedule.queue, reschedule.timer_key,
+    queen._due(v_now, reschedule.delay, reschedule.deliver_at, queen._limits(v_tenant, reschedule.queue)), v_now);
 end
 $$;
 comment on function queen.reschedule(text, text, interval, timestamptz, uuid) is
   'Moves a pending timer; payload and ids stay, attempts and backoff are forgotten. Arguments: queue, timer_key; exactly one'
   ' of delay and deliver_at, as of queen.schedule; tenant. Returns rescheduled, absent (no longer pending, perhaps delivered:'
-  ' see queen.sent) or too_late. Errors: 22023, QN002.';
+  ' see queen.sent) or too_late. Errors: 22023, QN006.';
 
 create function queen.cancel(queue text, timer_key text, tenant uuid default null)
 returns queen.timer_verdict

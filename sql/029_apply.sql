@@ -2,7 +2,7 @@
 -- written; then the operations run in (queue, timer_key) order, one key after the other. Not as three sets by kind: two
 -- batches that schedule and cancel the same keys crosswise would then wait for each other.
 
-create function queen._apply_check(p_op jsonb, p_pos bigint)
+create function queen._apply_check(p_op jsonb, p_pos bigint, p_limits queen._limits)
 returns void
 language plpgsql
 stable
@@ -13,7 +13,7 @@ declare
   v_kind text := p_op ->> 'op';
   v_allowed text[] := array['op', 'queue', 'timer_key'];
   v_field text;
-  v_horizon_ms numeric;
+  v_horizon interval;
 begin
   if jsonb_typeof(p_op) is distinct from 'object' then
     perform queen._refuse('ops', format('%s is no object', v_at), 'Accepted is {"op": ..., "queue": ..., "timer_key": ...}.');
@@ -48,21 +48,20 @@ begin
       perform queen._refuse('ops', format('%s.delay_ms is %s', v_at, coalesce((p_op -> 'delay_ms')::text, 'missing')),
         'Accepted is a number of milliseconds.');
     end if;
-    v_horizon_ms := extract(epoch from queen._setting('horizon')::interval) * 1000;
-    if abs((p_op ->> 'delay_ms')::numeric) > v_horizon_ms then
-      perform queen._refuse('ops', format('%s.delay_ms is out of range', v_at),
-        format('The setting horizon allows up to %s ms.', v_horizon_ms));
+    v_horizon := (queen._limit(p_limits, 'horizon')).value::interval;
+    if (p_op ->> 'delay_ms')::numeric not between least(-extract(epoch from v_horizon) * 1000, -86400000) and extract(epoch from v_horizon) * 1000 then
+      perform queen._refuse_due('ops', format('%s.delay_ms is out of range', v_at), p_limits);
     end if;
   end if;
   if v_kind = 'schedule' then
     if not p_op ? 'payload' then
       perform queen._refuse('ops', format('%s.payload is missing', v_at), 'Accepted is any JSON, null too.');
     end if;
-    perform queen._check_bytes(v_at || '.payload', octet_length(convert_to((p_op -> 'payload')::text, 'UTF8')));
+    perform queen._check_bytes(v_at || '.payload', octet_length(convert_to((p_op -> 'payload')::text, 'UTF8')), p_limits);
   end if;
 end
 $$;
-comment on function queen._apply_check(jsonb, bigint) is 'Refuses one bad operation of queen.apply; the message names it, counted from 0.';
+comment on function queen._apply_check(jsonb, bigint, queen._limits) is 'Refuses one bad operation of queen.apply; the message names it, counted from 0.';
 
 create function queen.apply(ops jsonb, tenant uuid default null)
 returns jsonb
@@ -78,14 +77,13 @@ declare
   v_verdict queen.timer_verdict;
   v_results jsonb[];
 begin
-  if jsonb_typeof(apply.ops) is distinct from 'array' then
-    perform queen._refuse('ops', case when apply.ops is null then 'must not be null' else 'is no array' end, 'Accepted is a JSON array of operations.');
-  end if;
-  perform queen._check_batch('ops', jsonb_array_length(apply.ops));
-  if octet_length(apply.ops::text) > queen._setting('batch_max_bytes')::bigint then
-    perform queen._refuse('ops', format('is %s bytes long', octet_length(apply.ops::text)), 'The setting batch_max_bytes sets the limit.');
-  end if;
-  perform queen._apply_check(o.op, o.ord - 1) from jsonb_array_elements(apply.ops) with ordinality as o (op, ord) order by o.ord;
+  perform queen._check_ops(apply.ops, v_tenant);
+  perform queen._apply_check(w.op, w.ord - 1, w.l)
+     from (select o.op, o.ord, k.l
+             from jsonb_array_elements(apply.ops) with ordinality as o (op, ord)
+             left join queen._limits_of(apply.ops, v_tenant) k on k.queue = o.op ->> 'queue'
+            order by o.ord
+           offset 0) w;
   select min(o.ord) - 1 as pos into v_item
     from (select o.ord, row_number() over (partition by (o.op ->> 'queue') collate "C", (o.op ->> 'timer_key') collate "C" order by o.ord) as nth
             from jsonb_array_elements(apply.ops) with ordinality as o (op, ord)) o
@@ -98,6 +96,7 @@ begin
   if exists (select from jsonb_array_elements(apply.ops) as o (op) where o.op ->> 'op' = 'schedule') then
     perform queen._check_schedule_enabled();
     perform queen._check_tenant(apply.tenant);
+    perform queen._check_pending_ops(apply.ops, v_tenant);
   end if;
   v_results := array_fill(null::jsonb, array[jsonb_array_length(apply.ops)]);
   v_now := queen._now();
@@ -123,4 +122,4 @@ comment on function queen.apply(jsonb, uuid) is
   ' "queue", "timer_key"} with delay_ms (a number of milliseconds from now) for the first two, and payload, optionally'
   ' partition and txn, for schedule; tenant. Everything is checked before the first write, each key of a queue may be there'
   ' once, unknown fields and fields of the server are refused. Applied in (queue, timer_key) order. Returns an array of'
-  ' verdicts aligned with ops. Errors: 22023, QN002.';
+  ' verdicts aligned with ops. Cancels do not count for batch_max_ops. Errors: 22023, QN002, QN005, QN006.';

@@ -8,7 +8,7 @@
 --   5 leaves       segments, txns, dead letters: rows of one's own
 -- An acquisition that never waits (SKIP LOCKED, as in every pass of the sweeper) is no edge of it.
 
-create function queen._transaction_check(p_op jsonb, p_pos bigint)
+create function queen._transaction_check(p_op jsonb, p_pos bigint, p_limits queen._limits)
 returns void
 language plpgsql
 stable
@@ -22,7 +22,7 @@ declare
 begin
   if v_kind is distinct from 'push' and v_kind is distinct from 'ack' then
     if v_kind in ('schedule', 'reschedule', 'cancel') then
-      perform queen._apply_check(p_op, p_pos);
+      perform queen._apply_check(p_op, p_pos, p_limits);
       return;
     end if;
     perform queen._refuse('ops', format('%s.op is %s', v_at, coalesce(v_kind, 'missing')),
@@ -48,7 +48,7 @@ begin
     if not p_op ? 'payload' then
       perform queen._refuse('ops', format('%s.payload is missing', v_at), 'Accepted is any JSON, null too.');
     end if;
-    perform queen._check_bytes(v_at || '.payload', octet_length(convert_to((p_op -> 'payload')::text, 'UTF8')));
+    perform queen._check_bytes(v_at || '.payload', octet_length(convert_to((p_op -> 'payload')::text, 'UTF8')), p_limits);
     return;
   end if;
   perform queen._check_group(p_op ->> 'consumer_group', v_at || '.consumer_group');
@@ -62,7 +62,7 @@ begin
   end if;
 end
 $$;
-comment on function queen._transaction_check(jsonb, bigint) is 'Refuses one bad operation of queen.transaction.';
+comment on function queen._transaction_check(jsonb, bigint, queen._limits) is 'Refuses one bad operation of queen.transaction.';
 
 -- Granted to both roles, so what the operations ask for is asked here; of the session's user, because a definer function
 -- cannot see whom it was called by.
@@ -104,16 +104,14 @@ declare
   v_item record;
   v_ack queen.ack_result;
 begin
-  if jsonb_typeof(transaction.ops) is distinct from 'array' then
-    perform queen._refuse('ops', case when transaction.ops is null then 'must not be null' else 'is no array' end, 'Accepted is a JSON array of operations.');
-  end if;
+  perform queen._check_ops(transaction.ops, v_tenant);
   v_n := jsonb_array_length(transaction.ops);
-  perform queen._check_batch('ops', v_n);
-  if octet_length(transaction.ops::text) > queen._setting('batch_max_bytes')::bigint then
-    perform queen._refuse('ops', format('is %s bytes long', octet_length(transaction.ops::text)), 'The setting batch_max_bytes sets the limit.');
-  end if;
-  perform queen._transaction_check(o.op, o.ord - 1)
-     from jsonb_array_elements(transaction.ops) with ordinality as o (op, ord) order by o.ord;
+  perform queen._transaction_check(w.op, w.ord - 1, w.l)
+     from (select o.op, o.ord, k.l
+             from jsonb_array_elements(transaction.ops) with ordinality as o (op, ord)
+             left join queen._limits_of(transaction.ops, v_tenant) k on k.queue = o.op ->> 'queue'
+            order by o.ord
+           offset 0) w;
   perform queen._transaction_allowed(transaction.ops);
   if exists (select from jsonb_array_elements(transaction.ops) as o (op) where o.op ->> 'op' in ('schedule', 'push')) then
     perform queen._check_tenant(transaction.tenant);
@@ -204,4 +202,5 @@ comment on function queen.transaction(jsonb, uuid) is
   ' JSON array of {"op": "ack", "queue", "consumer_group", "partition", "lease_id", "up_to"?}, {"op": "push", "queue",'
   ' "partition"?, "payload", "txn"?} and the operations of queen.apply; tenant. Everything is checked before the first write, locks'
   ' are taken in one order whatever the order of ops, so two transactions cannot deadlock. Returns an array of results aligned'
-  ' with ops. Acks take the role queen_consumer, the rest queen_producer. Errors: 22023, 42501, QN002; QN003 when an ack meets a lease that is lost, and then nothing is done.';
+  ' with ops. Acks take the role queen_consumer, the rest queen_producer. Errors: 22023, 42501, QN002, QN005, QN006;'
+  ' QN003 when an ack meets a lease that is lost, and then nothing is done.';

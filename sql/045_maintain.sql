@@ -138,6 +138,8 @@ begin
             limit 1000
               for update of x skip locked));
     more := found;
+  elsif p_phase = 'pending' then
+    more := queen._count_next(v_now);
   elsif p_phase = 'tenants' then
     more := queen._drop_tenants();
   elsif p_phase = 'run log' and queen._cron_problem() is null then
@@ -164,7 +166,7 @@ declare
   v_more boolean;
   v_end timestamptz := pg_catalog.clock_timestamp() + coalesce(run_for, interval '50 seconds');
 begin
-  foreach v_phase in array array['cool', 'retain', 'dead letters', 'tenants', 'run log'] loop
+  foreach v_phase in array array['pending', 'cool', 'retain', 'dead letters', 'tenants', 'run log'] loop
     v_after := 0;
     loop
       begin

@@ -70,6 +70,7 @@ grant execute on function
   queen.resume_queue(text, uuid),
   queen.drop_group(text, text, uuid),
   queen.create_tenant(uuid, text),
+  queen.configure_tenant(uuid, jsonb),
   queen.grant_tenant(uuid, text),
   queen.revoke_tenant(uuid, text),
   queen.drop_tenant(uuid),

@@ -31,7 +31,8 @@ def fill(db: Database) -> None:
     db.execute("select queen.configure_queue('o''clock', '{\"delivery_max_attempts\": 1, \"retention\": \"9 days\"}')")
     db.execute(
         "select queen.create_tenant('a0000000-0000-0000-0000-000000000001', 'shop'),"
-        " queen.grant_tenant('a0000000-0000-0000-0000-000000000001', 'alice_producer')"
+        " queen.grant_tenant('a0000000-0000-0000-0000-000000000001', 'alice_producer'),"
+        " queen.configure_tenant('a0000000-0000-0000-0000-000000000001', '{\"pending_max\": 1000000}')"
     )
     # The log: read in part, leased in part, given back, moved back, dead.
     db.execute(

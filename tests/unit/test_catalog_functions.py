@@ -108,6 +108,7 @@ PUBLIC = {
     "create_tenant": ("tenant uuid, name text = null", "uuid"),
     "grant_tenant": ("tenant uuid, role_name text", "boolean"),
     "revoke_tenant": ("tenant uuid, role_name text", "boolean"),
+    "configure_tenant": ("tenant uuid, options jsonb", "jsonb"),
     "drop_tenant": ("tenant uuid", "jsonb"),
     "dlq_list": (
         "queue text, after uuid = null, max_rows integer = 100, tenant uuid = null",

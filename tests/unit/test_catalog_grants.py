@@ -43,6 +43,7 @@ FUNCTIONS = {
     "create_tenant": "---x-",
     "grant_tenant": "---x-",
     "revoke_tenant": "---x-",
+    "configure_tenant": "---x-",
     "drop_tenant": "---x-",
     "fire_due": "---x-",
     "log_timers_due": "---x-",

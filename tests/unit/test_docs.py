@@ -510,11 +510,14 @@ def test_reference_says_who_may_read_what(catalog: Database) -> None:
 
 def test_reference_has_every_setting(catalog: Database) -> None:
     rows = re.findall(
-        r"^\| `(\w+)` \| `(.*?)` \| `(.*?)` (to|or) `(.*?)` \| (yes|no) \| (.*) \|$", section("Settings"), re.MULTILINE
+        r"^\| `(\w+)` \| `(.*?)` \| `(.*?)` (to|or) `(.*?)` \| (|queue|queue, tenant) \| (.*) \|$",
+        section("Settings"),
+        re.MULTILINE,
     )
     there = catalog.rows(
         "select key, default_value, min_value, case kind when 'choice' then 'or' else 'to' end, max_value,"
-        " case when per_queue then 'yes' else 'no' end, description from queen.settings"
+        " concat_ws(', ', case when per_queue then 'queue' end, case when per_tenant then 'tenant' end), description"
+        " from queen.settings"
     )
     assert sorted(rows) == sorted(there)
 

@@ -402,8 +402,9 @@ def test_lock_timeouts_spend_no_attempt(
     running = sweeper()
     wait_for(lambda: db.value("select count(*) from queen.sweep_stats") == 1)
     operator = session(autocommit=False)
+    # Before the lock: a schedule reads the options of its queue, and waits for such an operator as anybody does.
+    ledger.schedule("q", 20, due="now() + interval '200 ms'")
     operator.run(f"lock table queen.{table} in access exclusive mode")
-    ledger.schedule("q", 20)
     if (mode, table) != ("lease", "log_busy"):
         # The statistics are written once a second, and only when the step that holds them survives.
         wait_for(

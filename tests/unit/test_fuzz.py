@@ -143,7 +143,7 @@ def test_arbitrary_calls_are_answered_or_refused(db: Database, clock: Clock) -> 
     db.execute("create role fuzzy login in role queen_producer, queen_consumer, queen_reader")
     functions = signatures(db)
     allowed = documented() | OF_POSTGRES
-    assert {"22023", "42501", "QN002", "QN005"} <= allowed
+    assert {"22023", "42501", "QN002", "QN005", "QN006"} <= allowed
     seen: Counter[tuple[str, str]] = Counter()
     try:
         connection: Connection = db.connect("fuzzy")

@@ -227,7 +227,7 @@ def test_batches_have_bounds(admin: Connection, producer: Connection) -> None:
     statement = f"select count(*) from queen.schedule_many('q', {keys}, {ones}, {hours})"
     assert "10001" in str(refused(producer, statement, "timer_keys").diag.message_primary)
     refused(producer, f"select count(*) from queen.push_many('q', {ones})", "payloads")
-    op = {"op": "cancel", "queue": "q", "timer_key": "k"}
+    op = {"op": "reschedule", "queue": "q", "delay_ms": 1}
     refused(producer, "select queen.apply(%s)", "ops", Jsonb([{**op, "timer_key": f"k{i}"} for i in range(10_001)]))
     admin.execute("select queen.configure('batch_max_bytes', '2000')")
     large = "array_fill(to_jsonb(repeat('x', 500)), array[5])"

@@ -81,7 +81,8 @@ def rows_of(db: Database, queue: str) -> dict[str, int]:
 
 def test_drop_queue_leaves_nothing(db: Database, admin: Connection) -> None:
     for queue in ("q", "kept"):
-        admin.execute("select queen.configure_queue(%s, '{\"delivery_max_attempts\": 1}')", [queue])
+        options = '{"delivery_max_attempts": 1, "pending_max": 10001}'
+        admin.execute("select queen.configure_queue(%s, %s)", [queue, options])
         for part in ("a", "b"):
             admin.execute(
                 "select queen.push_many(%s, array['1', '2']::jsonb[], %s, array[%s, null])", [queue, part, part]

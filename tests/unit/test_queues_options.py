@@ -42,7 +42,7 @@ def test_the_bounds_of_every_option(db: Database, admin: Connection) -> None:
     for key, kind, low, high in rows:
         for value in (low, high):
             assert configure(admin, {key: value})[key] == value
-            if kind == "integer":
+            if kind in ("integer", "limit"):
                 assert configure(admin, {key: int(value)})[key] == value
         if kind == "interval":
             outside = db.rows(
@@ -50,7 +50,7 @@ def test_the_bounds_of_every_option(db: Database, admin: Connection) -> None:
                 " (%s::interval + interval '1 microsecond')::text",
                 *(low, high),
             )[0]
-        elif kind == "integer":
+        elif kind in ("integer", "limit"):
             outside = (str(int(low) - 1), str(int(high) + 1))
         else:
             outside = (low + "x", low.upper())
@@ -61,7 +61,7 @@ def test_the_bounds_of_every_option(db: Database, admin: Connection) -> None:
             "infinity",
             "99999999999999999999",
             "1e400",
-            True if kind == "integer" else "no",
+            True if kind in ("integer", "limit") else "no",
         ):
             said = refused(admin, {key: value})
             assert key in str(said.message_primary), (key, value)

@@ -11,34 +11,36 @@ from tests.conftest import StartSweeper
 from tests.support.database import Connection, Database
 from tests.support.waiting import wait_for
 
-# Kind, default, least and greatest (of a choice, its two values), whether a queue may have its own.
+# Kind, default, least and greatest (of a choice, its two values), whether a queue and a tenant may have their own.
 SETTINGS = {
-    "payload_max_bytes": ("integer", "1048576", "1", "67108864", False),
-    "horizon": ("interval", "10 years", "1 second", "1000 years", False),
-    "batch_max_ops": ("integer", "10000", "1", "1000000", False),
-    "batch_max_bytes": ("integer", "67108864", "1024", "268435456", False),
-    "timer_zstd_bytes": ("integer", "8192", "256", "67108864", False),
-    "txn_window": ("interval", "1 day", "1 second", "3650 days", True),
-    "start_at": ("choice", "beginning", "beginning", "new", True),
-    "delivery_max_attempts": ("integer", "5", "1", "1000000", True),
-    "pop_max_bytes": ("integer", "33554432", "1024", "268435456", False),
-    "retention": ("interval", "7 days", "1 second", "36500 days", True),
-    "retention_consumed": ("interval", "1 day", "0 seconds", "36500 days", True),
-    "retention_force": ("choice", "false", "false", "true", True),
-    "partition_idle": ("interval", "7 days", "1 second", "36500 days", True),
-    "dead_letter_retention": ("interval", "30 days", "1 second", "36500 days", True),
-    "timer_max_attempts": ("integer", "10", "1", "1000000", False),
-    "timer_backoff_base": ("interval", "1 second", "10 milliseconds", "1 day", False),
-    "timer_backoff_cap": ("interval", "5 minutes", "10 milliseconds", "30 days", False),
-    "sweep_mode": ("choice", "lock", "lock", "lease", False),
-    "sweep_max_rows": ("integer", "10000", "1", "100000", False),
-    "sweep_max_bytes": ("integer", "16777216", "1024", "268435456", False),
-    "sweep_idle": ("interval", "50 milliseconds", "1 millisecond", "10 seconds", False),
-    "schedule_enabled": ("choice", "true", "false", "true", False),
-    "fire_enabled": ("choice", "true", "false", "true", False),
-    "run_log_retention": ("interval", "1 day", "1 minute", "3650 days", False),
+    "payload_max_bytes": ("integer", "1048576", "1", "67108864", True, True),
+    "horizon": ("interval", "10 years", "1 second", "1000 years", True, True),
+    "batch_max_ops": ("integer", "10000", "1", "1000000", True, True),
+    "batch_max_bytes": ("integer", "67108864", "1024", "268435456", False, False),
+    "pending_max": ("limit", "none", "0", "1000000000000", True, True),
+    "timer_zstd_bytes": ("integer", "8192", "256", "67108864", False, False),
+    "txn_window": ("interval", "1 day", "1 second", "3650 days", True, False),
+    "start_at": ("choice", "beginning", "beginning", "new", True, False),
+    "delivery_max_attempts": ("integer", "5", "1", "1000000", True, False),
+    "pop_max_bytes": ("integer", "33554432", "1024", "268435456", False, False),
+    "retention": ("interval", "7 days", "1 second", "36500 days", True, False),
+    "retention_consumed": ("interval", "1 day", "0 seconds", "36500 days", True, False),
+    "retention_force": ("choice", "false", "false", "true", True, False),
+    "partition_idle": ("interval", "7 days", "1 second", "36500 days", True, False),
+    "dead_letter_retention": ("interval", "30 days", "1 second", "36500 days", True, False),
+    "timer_max_attempts": ("integer", "10", "1", "1000000", False, False),
+    "timer_backoff_base": ("interval", "1 second", "10 milliseconds", "1 day", False, False),
+    "timer_backoff_cap": ("interval", "5 minutes", "10 milliseconds", "30 days", False, False),
+    "sweep_mode": ("choice", "lock", "lock", "lease", False, False),
+    "sweep_max_rows": ("integer", "10000", "1", "100000", False, False),
+    "sweep_max_bytes": ("integer", "16777216", "1024", "268435456", False, False),
+    "sweep_idle": ("interval", "50 milliseconds", "1 millisecond", "10 seconds", False, False),
+    "schedule_enabled": ("choice", "true", "false", "true", False, False),
+    "fire_enabled": ("choice", "true", "false", "true", False, False),
+    "run_log_retention": ("interval", "1 day", "1 minute", "3650 days", False, False),
 }
-STEP = {"integer": "1", "interval": "1 microsecond"}
+# The SQL type of a kind, and the smallest step in it.
+STEP = {"integer": ("bigint", "1"), "limit": ("bigint", "1"), "interval": ("interval", "1 microsecond")}
 
 
 def refusal(connection: Connection, key: str | None, value: str | None) -> psycopg.Diagnostic:
@@ -57,15 +59,15 @@ def configure(connection: Connection, key: str, value: str | None) -> str:
 
 def test_the_settings_are_these(reader: Connection) -> None:
     rows = reader.execute(
-        "select key, kind, default_value, min_value, max_value, per_queue, value, updated_at, updated_by, description"
-        " from queen.settings"
+        "select key, kind, default_value, min_value, max_value, per_queue, per_tenant, value, updated_at,"
+        " updated_by, description from queen.settings"
     ).fetchall()
-    assert {row[0]: row[1:6] for row in rows} == SETTINGS
+    assert {row[0]: row[1:7] for row in rows} == SETTINGS
     assert len(rows) == len(SETTINGS)
     for row in rows:
         # Nothing was changed, and each says what it is.
-        assert row[6:9] == (row[2], None, None)
-        assert len(row[9]) > 20
+        assert row[7:10] == (row[2], None, None)
+        assert len(row[10]) > 20
 
 
 def test_defaults_lie_within_their_bounds(db: Database, admin: Connection) -> None:
@@ -91,13 +93,12 @@ def check_bounds(db: Database, admin: Connection, key: str, kind: str, default: 
         "1; drop table queen.config",
     ]
     if kind in STEP:
-        bad.append(db.value(f"select ((%s)::{'bigint' if kind == 'integer' else kind} - '{STEP[kind]}')::text", least))
-        bad.append(
-            db.value(f"select ((%s)::{'bigint' if kind == 'integer' else kind} + '{STEP[kind]}')::text", greatest)
-        )
+        sql_type, step = STEP[kind]
+        bad.append(db.value(f"select ((%s)::{sql_type} - '{step}')::text", least))
+        bad.append(db.value(f"select ((%s)::{sql_type} + '{step}')::text", greatest))
     else:
         bad += [least.upper(), greatest + " ", "1"]
-    if kind == "integer":
+    if kind in ("integer", "limit"):
         bad += ["1.5", "1e3", "0x10", "1_000"]
     for value in bad:
         said = refusal(admin, key, value)
@@ -112,7 +113,7 @@ def check_bounds(db: Database, admin: Connection, key: str, kind: str, default: 
 
 
 def test_bounds(db: Database, admin: Connection) -> None:
-    for key, (kind, default, least, greatest, _) in SETTINGS.items():
+    for key, (kind, default, least, greatest, *_) in SETTINGS.items():
         check_bounds(db, admin, key, kind, default, least, greatest)
 
 

@@ -102,7 +102,7 @@ def calls(db: Database) -> dict[str, tuple[str, str]]:
 # For queen_admin, to whom every tenant is open.
 ADMIN_ONLY = {
     *("configure_queue", "pause_queue", "resume_queue", "drop_queue", "drop_group"),
-    *("create_tenant", "grant_tenant", "revoke_tenant", "drop_tenant"),
+    *("create_tenant", "grant_tenant", "revoke_tenant", "configure_tenant", "drop_tenant"),
 }
 
 
@@ -230,6 +230,11 @@ def test_drop_tenant_removes_everything_of_it(tenants: Database, session: StartS
         ("grant_tenant('00000000-0000-0000-0000-00000000000a', 'no such role')", "22023", "role_name"),
         ("grant_tenant(gen_random_uuid(), 'alice_producer')", "QN004", "does not exist"),
         ("revoke_tenant('00000000-0000-0000-0000-00000000000a', null)", "22023", "role_name"),
+        ("configure_tenant(gen_random_uuid(), '{}')", "QN004", "does not exist"),
+        ("configure_tenant(null, null)", "22023", "options"),
+        ("configure_tenant(null, '[]')", "22023", "options"),
+        ('configure_tenant(null, \'{"retention": "1 day"}\')', "22023", "retention"),
+        ("configure_tenant(null, '{\"pending_max\": -1}')", "22023", "pending_max"),
         ("drop_tenant(null)", "22023", "tenant"),
         ("drop_tenant(gen_random_uuid())", "QN004", "does not exist"),
     ],

@@ -99,6 +99,7 @@ FUNCTIONS: Mapping[str, Function] = dict(
                 "create_tenant": "tenant uuid, name text",
                 "grant_tenant": "tenant uuid, role_name text",
                 "revoke_tenant": "tenant uuid, role_name text",
+                "configure_tenant": "tenant uuid, options jsonb",
                 "drop_tenant": "tenant uuid",
                 "transaction": "ops jsonb, tenant uuid",
             },
@@ -114,6 +115,7 @@ _AS_ROWS: Mapping[str, str] = {
     ' timer_key text, txn text, message_id uuid, deliver_at timestamptz, "partition" text, "offset" bigint,'
     " acked bigint, committed bigint)",
     "configure_queue": "pg_catalog.jsonb_each_text({call})",
+    "configure_tenant": "pg_catalog.jsonb_each_text({call})",
     "drop_queue": "pg_catalog.jsonb_to_record({call}) as result (queue text, existed boolean, timers bigint,"
     " partitions bigint, messages bigint, groups bigint, dead_letters bigint)",
 }

@@ -593,6 +593,16 @@ class Queen:
         ((was_open,),) = self._values("revoke_tenant", tenant=tenant, role_name=role_name)
         return bool(was_open)
 
+    def configure_tenant(
+        self, tenant: UUID | str | None, options: Mapping[str, str | int | float | bool | None]
+    ) -> dict[str, str]:
+        """Set limits of a tenant, None for the default one: ``queen.configure_tenant``.
+
+        Options are the settings that ``queen.settings`` marks ``per_tenant``; None restores the setting's value, an
+        empty mapping changes nothing. Returns the options in force, as text. Raises :class:`TenantMissing`.
+        """
+        return dict(self._call("configure_tenant", {"tenant": tenant, "options": options}, "*", tuple_row))
+
     def drop_tenant(self, tenant: UUID | str) -> bool:
         """Close a tenant and remove everything of it: ``queen.drop_tenant``.
 

@@ -16,6 +16,7 @@ __all__ = [
     "InstallError",
     "InvalidArgument",
     "LeaseLost",
+    "LimitExceeded",
     "NotInstalled",
     "NotPermitted",
     "QueenError",
@@ -68,6 +69,10 @@ class SwitchedOff(QueenError):
     """Scheduling is switched off by an administrator (QN005)."""
 
 
+class LimitExceeded(QueenError):
+    """More than a limit of the tenant or of the queue allows (QN006); the hint names who can change it."""
+
+
 class LeaseLost(QueenError):
     """An ack within ``queen.transaction`` met a lease that is not in force, and nothing of it was done (QN003)."""
 
@@ -105,6 +110,7 @@ _BY_SQLSTATE: dict[str, tuple[type[QueenError], str | None]] = {
     "QN003": (LeaseLost, None),
     "QN004": (TenantMissing, None),
     "QN005": (SwitchedOff, None),
+    "QN006": (LimitExceeded, None),
     "QN010": (SegmentDamaged, None),
 }
 
