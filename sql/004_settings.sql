@@ -27,6 +27,8 @@ begin atomic
         ('batch_max_ops', 'integer', '10000', '1', '1000000', true, true, 'operations in one call of schedule_many, push_many, apply or transaction; cancels and acks are not counted'),
         ('batch_max_bytes', 'integer', '67108864', '1024', '268435456', false, false, 'payload bytes in one call of schedule_many, push_many, apply or transaction'),
         ('pending_max', 'limit', 'none', '0', '1000000000000', true, true, 'timers of a queue, or as the option of a tenant of all of it, that may wait; over 10000 as counted once a minute'),
+        ('encrypt', 'choice', 'false', 'false', 'true', true, false, 'true: payloads are encrypted when they are scheduled or pushed, with the last key of key_file'),
+        ('key_file', 'path', 'none', 'none', 'an absolute path', false, false, 'where the keys are that encrypt, on the server; set by the owner of pg_queen alone'),
         ('timer_zstd_bytes', 'integer', '8192', '256', '67108864', false, false, 'payload bytes from which on a timer waits zstd-compressed, when that saves a tenth'),
         ('txn_window', 'interval', '1 day', '1 second', '3650 days', true, false, 'how long a txn is remembered: deduplication of pushes, and queen.sent'),
         ('start_at', 'choice', 'beginning', 'beginning', 'new', true, false, 'where a consumer group starts at its first pop: beginning (the first message stored) or new (what comes after it)'),
@@ -105,6 +107,7 @@ begin
       when 'interval' then p_value::interval between v_def.min_value::interval and v_def.max_value::interval
       when 'limit' then p_value = 'none' or (p_value ~ '^[0-9]{1,13}$' and p_value::bigint between v_def.min_value::bigint and v_def.max_value::bigint)
       when 'choice' then p_value in (v_def.min_value, v_def.max_value)
+      when 'path' then p_value = 'none' or (p_value ~ '^/[^[:cntrl:]]+$' and octet_length(p_value) <= 1000)
     end;
   exception when data_exception then
     v_ok := false;
@@ -113,6 +116,7 @@ begin
     perform queen._refuse(p_argument, format('"%s" is no value for setting "%s"', p_value, p_key),
       case v_def.kind
         when 'choice' then format('Accepted are %s and %s; null restores the default %s.', v_def.min_value, v_def.max_value, v_def.default_value)
+        when 'path' then 'Accepted are none and an absolute path on the server; null restores the default none.'
         when 'limit' then format('Accepted are none and an integer from %s to %s; null restores the default none.', v_def.min_value, v_def.max_value)
         else format('Accepted is an %s from %s to %s; null restores the default %s.', v_def.kind, v_def.min_value, v_def.max_value, v_def.default_value)
       end);
@@ -146,11 +150,23 @@ begin
     perform queen._refuse('key', format('there is no setting "%s"', configure.key),
       'select key, value, description from queen.settings lists them.');
   end if;
+  -- Whoever sets it has the server read a file.
+  if configure.key = 'key_file' and not pg_has_role(session_user, (select e.extowner from pg_extension e where e.extname = 'pg_queen'), 'member') then
+    raise exception using
+      errcode = 'insufficient_privilege',
+      message = 'permission denied: key_file is set by the owner of pg_queen',
+      hint = 'select r.rolname from pg_extension e join pg_roles r on r.oid = e.extowner where e.extname = ''pg_queen'' says who that is.';
+  end if;
   if v_value is null then
     delete from queen.config c where c.key = configure.key;
     return v_def.default_value;
   end if;
   perform queen._check_setting('value', configure.key, v_value);
+  if configure.key = 'key_file' and v_value <> 'none' then
+    perform queen._check_keys(v_value);
+  elsif configure.key = 'encrypt' and v_value = 'true' then
+    perform queen._check_keys(queen._setting('key_file'));
+  end if;
   insert into queen.config as c (key, value, updated_at, updated_by)
   values (configure.key, v_value, queen._now(), session_user)
   on conflict on constraint config_pkey do update
@@ -160,7 +176,8 @@ end
 $$;
 comment on function queen.configure(text, text) is
   'Changes a setting for the whole database; value null restores the default. Arguments: key, a name of queen.settings;'
-  ' value, as text. Returns the value in force. The sweepers take it up within a second. Errors: 22023.';
+  ' value, as text. Returns the value in force. The sweepers take it up within a second. Errors: 22023; 42501 for key_file, which the'
+  ' owner of pg_queen alone may set; QN011 when its keys cannot be used.';
 
 -- p_of is queue or tenant.
 create function queen._check_options(p_options jsonb, p_of text)

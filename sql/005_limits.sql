@@ -8,7 +8,8 @@ create type queen._limits as (
     tenant_options jsonb,
     queue_options  jsonb,
     own            boolean,     -- either has limits of its own
-    counted        boolean      -- a pending_max is set somewhere
+    counted        boolean,     -- a pending_max is set somewhere
+    encrypt        boolean      -- the queue's payloads are to be encrypted
 );
 comment on type queen._limits is 'What a tenant and a queue were given, read once a call.';
 
@@ -26,8 +27,9 @@ begin
   v_limits.queue := p_queue;
   -- One statement, and nothing more is asked of whoever has no limits: 10 us of a schedule (2026-12-06).
   select t.options, q.options, coalesce(t.options ?| k.names, false) or coalesce(q.options ?| k.names, false),
-         coalesce(t.options ? 'pending_max', false) or coalesce(q.options ? 'pending_max', false) or c.key is not null
-    into v_limits.tenant_options, v_limits.queue_options, v_limits.own, v_limits.counted
+         coalesce(t.options ? 'pending_max', false) or coalesce(q.options ? 'pending_max', false) or c.key is not null,
+         coalesce(q.options ->> 'encrypt', (select e.value from queen.config e where e.key = 'encrypt'))::boolean is true
+    into v_limits.tenant_options, v_limits.queue_options, v_limits.own, v_limits.counted, v_limits.encrypt
     from (select array['payload_max_bytes', 'horizon', 'batch_max_ops'] as names) k
     left join queen.config c on c.key = 'pending_max'
     left join queen.tenants t on t.id = p_tenant

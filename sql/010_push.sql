@@ -28,7 +28,8 @@ create function queen._push(
     p_queue text,
     p_partition text,
     p_payloads bytea[],
-    p_txns text[])
+    p_txns text[],
+    p_encrypt boolean)
 returns setof queen.push_result
 language plpgsql
 volatile
@@ -63,6 +64,9 @@ begin
     from (select gen_random_uuid() as id, t.txn, o.ord
             from generate_series(1, v_n) as o (ord)
             left join unnest(p_txns) with ordinality as t (txn, ord) on t.ord = o.ord) g;
+  if p_encrypt then
+    p_payloads := queen._encrypt(p_tenant, p_queue, array_fill(p_partition, array[v_n]), v_ids, p_payloads);
+  end if;
 
   if v_named then
     -- The first of equal txns in this call stands; and those that the queue has seen already.
@@ -75,7 +79,7 @@ begin
       left join lateral queen._seen(p_tenant, p_queue, t.txn) s on true;
   end if;
 
-  select v_pid, count(*), string_agg(queen._frame(m.id, nullif(m.txn, m.id::text), m.sub, null, false, m.payload), ''::bytea order by m.ord),
+  select v_pid, count(*), string_agg(queen._frame(m.id, nullif(m.txn, m.id::text), m.sub, null, p_encrypt, m.payload), ''::bytea order by m.ord),
          array_agg(queen._txn_hash(m.txn) order by m.ord), array_agg(case when m.txn <> m.id::text then m.id end order by m.ord)
     into v_segment.pid, v_segment.n, v_segment.raw, v_segment.hashes, v_segment.mids
     from (select u.ord, u.id, u.txn, u.payload, session_user::text as sub
@@ -108,7 +112,7 @@ begin
    order by i.ord;
 end
 $$;
-comment on function queen._push(uuid, text, text, bytea[], text[]) is 'Appends stored payloads to one partition in one segment.';
+comment on function queen._push(uuid, text, text, bytea[], text[], boolean) is 'Appends stored payloads to one partition in one segment.';
 
 create function queen._check_push(p_queue text, p_partition text, p_txn text)
 returns void
@@ -180,12 +184,15 @@ set search_path = pg_catalog, queen, pg_temp
 as $$
 declare
   v_payload bytea := convert_to(push.payload::text, 'UTF8');
+  v_limits queen._limits;
   v_result queen.push_result;
 begin
   perform queen._check_push(push.queue, push."partition", push.txn);
-  perform queen._check_bytes('payload', octet_length(v_payload), queen._limits(queen._find_tenant(push.tenant), push.queue));
+  v_limits := queen._limits(queen._find_tenant(push.tenant), push.queue);
+  perform queen._check_bytes('payload', octet_length(v_payload), v_limits);
   select p.* into v_result
-    from queen._push(queen._check_tenant(push.tenant), push.queue, push."partition", array[v_payload], array[push.txn]) p;
+    from queen._push(queen._check_tenant(push.tenant), push.queue, push."partition", array[v_payload], array[push.txn],
+                     v_limits.encrypt) p;
   return v_result;
 end
 $$;
@@ -193,7 +200,7 @@ comment on function queen.push(text, jsonb, text, text, uuid) is
   'Appends one message to a partition; queue and partition are made if missing. Arguments: queue and partition, names of 1'
   ' to 255 bytes; payload, JSON up to payload_max_bytes; txn, a name of your own for this message, null for the message id;'
   ' tenant, null for the default one. Returns status queued, or duplicate with the place of the first when the queue has'
-  ' seen this txn within txn_window. Holds the partition until your transaction ends. Errors: 22023, QN002, QN006.';
+  ' seen this txn within txn_window. Holds the partition until your transaction ends. Errors: 22023, QN002, QN006, QN011.';
 
 create function queen.push_bytes(
     queue text,
@@ -208,13 +215,15 @@ security definer
 set search_path = pg_catalog, queen, pg_temp
 as $$
 declare
+  v_limits queen._limits;
   v_result queen.push_result;
 begin
   perform queen._check_push(push_bytes.queue, push_bytes."partition", push_bytes.txn);
-  perform queen._check_bytes('payload', octet_length(push_bytes.payload), queen._limits(queen._find_tenant(push_bytes.tenant), push_bytes.queue));
+  v_limits := queen._limits(queen._find_tenant(push_bytes.tenant), push_bytes.queue);
+  perform queen._check_bytes('payload', octet_length(push_bytes.payload), v_limits);
   select p.* into v_result
     from queen._push(queen._check_tenant(push_bytes.tenant), push_bytes.queue, push_bytes."partition",
-                     array[decode('00', 'hex') || push_bytes.payload], array[push_bytes.txn]) p;
+                     array[decode('00', 'hex') || push_bytes.payload], array[push_bytes.txn], v_limits.encrypt) p;
   return v_result;
 end
 $$;
@@ -255,14 +264,14 @@ begin
     return query
     select p.status, p."partition", p."offset", p.message_id, p.txn
       from queen._push(queen._check_tenant(push_many.tenant), push_many.queue, push_many."partition",
-                       v_payloads, push_many.txns) p;
+                       v_payloads, push_many.txns, v_limits.encrypt) p;
   end if;
 end
 $$;
 comment on function queen.push_many(text, jsonb[], text, text[], uuid) is
   'Appends many messages to one partition as one segment, in the order given. Arguments: queue and partition; payloads, at'
   ' most batch_max_ops; txns, null or as many as payloads, null elements for the message id; tenant. Returns a row a message'
-  ' in that order, as of queen.push. All or nothing. Errors: 22023, QN002, QN006.';
+  ' in that order, as of queen.push. All or nothing. Errors: 22023, QN002, QN006, QN011.';
 
 create function queen.sent(queue text, txn text, tenant uuid default null)
 returns table ("partition" text, "offset" bigint, message_id uuid, created_at timestamptz)

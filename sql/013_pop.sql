@@ -38,6 +38,7 @@ $$;
 comment on function queen._read(bigint[], bigint[], bigint[]) is 'The messages from one offset to another, of several partitions.';
 
 create function queen._pop_messages(
+    p_tenant uuid,
     p_queue text,
     p_batch queen._batch,
     p_careful boolean)
@@ -47,7 +48,7 @@ stable
 set search_path = pg_catalog, queen, pg_temp
 begin atomic
     select p_queue, w.name, r."offset", r.message_id, r.txn, j.payload,
-           case when r.encrypted then r.payload when j.payload is null then coalesce(queen._payload_bytes(r.payload), r.payload) end,
+           case when j.payload is null then coalesce(queen._payload_bytes(o.payload), o.payload) end,
            r.created_at, r.producer_sub,
            case when r."offset" <= w.tried_to then w.tries else 1 end,
            (p_batch).lease_id
@@ -56,17 +57,17 @@ begin atomic
              cross join lateral (select x.name from queen.log_partitions x where x.id = u.pid limit 1) x) w
       join queen._read((p_batch).partitions, (p_batch).froms, (p_batch).tos) r on r.partition_id = w.pid
      cross join lateral (
-           select case when r.encrypted then null
-                       when p_careful then queen._payload_json_or_null(r.payload)
-                       else queen._payload_json(r.payload) end as payload) j
+           select case when r.encrypted then queen._decrypt(p_tenant, p_queue, w.name, r.message_id, r.payload) else r.payload end as payload) o
+     cross join lateral (
+           select case when p_careful then queen._payload_json_or_null(o.payload) else queen._payload_json(o.payload) end as payload) j
      order by r.partition_id, r."offset";
 end;
-comment on function queen._pop_messages(text, queen._batch, boolean) is
+comment on function queen._pop_messages(uuid, text, queen._batch, boolean) is
   'The messages of a pop. p_careful: JSON that cannot be read comes as payload_bytes instead of an error, at the price of a'
   ' subtransaction a message.';
 
--- A partition whose next segment is damaged must not stop a pop of any partition: it is set aside for a minute.
-create function queen._pop_aside(p_partition_id bigint, p_group text, p_committed bigint, p_error text)
+-- A partition whose next messages are damaged, or have lost their key, must not stop a pop of any partition: it is set aside for a minute.
+create function queen._pop_aside(p_partition_id bigint, p_group text, p_committed bigint, p_error text, p_state text)
 returns void
 language plpgsql
 volatile
@@ -77,10 +78,14 @@ begin
      set committed = p_committed, leased_to = null, lease_id = null, lease_expires_at = null, attempts = 0, attempted_to = 0,
          retry_at = queen._now() + interval '1 minute', last_error = p_error
    where c.partition_id = p_partition_id and c.consumer_group = p_group;
-  raise warning using errcode = 'QN010', message = p_error, hint = 'The partition is passed over for a minute. Restore the segment, or let the group skip it: queen.seek.';
+  raise warning using
+    errcode = p_state,
+    message = p_error,
+    hint = 'The partition is passed over for a minute. '
+      || case p_state when 'QN010' then 'Restore the segment, or let the group skip it: queen.seek.' else 'See to the key file.' end;
 end
 $$;
-comment on function queen._pop_aside(bigint, text, bigint, text) is 'Passes over a partition with a damaged segment, with a warning.';
+comment on function queen._pop_aside(bigint, text, bigint, text, text) is 'Passes over a partition that cannot be read, with a warning.';
 
 create function queen.pop(
     queue text,
@@ -97,18 +102,21 @@ security definer
 set search_path = pg_catalog, queen, pg_temp
 as $$
 declare
+  v_tenant uuid := queen._find_tenant(pop.tenant);
   v_batch queen._batch;
+  v_error text;
+  v_hint text;
 begin
-  v_batch := queen._pop_lease(queen._find_tenant(pop.tenant), pop.queue, pop.consumer_group, pop.max_messages, pop.lease,
+  v_batch := queen._pop_lease(v_tenant, pop.queue, pop.consumer_group, pop.max_messages, pop.lease,
                               pop."partition", pop.auto_ack);
   if v_batch.partitions is null then
     return;
   end if;
   begin
-    return query select m.* from queen._pop_messages(pop.queue, v_batch, false) m;
+    return query select m.* from queen._pop_messages(v_tenant, pop.queue, v_batch, false) m;
     return;
-  exception when data_exception or sqlstate 'QN010' then
-    -- Something stored as JSON is none, or a segment is damaged. (A function in the from clause is read whole before its
+  exception when data_exception or sqlstate 'QN010' or sqlstate 'QN011' then
+    -- Something stored as JSON is none, a segment is damaged, or a key is missing. (A function in the from clause is read whole before its
     -- first row is handed on, so nothing has been returned yet.)
     null;
   end;
@@ -116,13 +124,14 @@ begin
     begin
       return query
       select m.*
-        from queen._pop_messages(pop.queue, row(v_batch.lease_id, v_batch.partitions[i:i], v_batch.froms[i:i], v_batch.tos[i:i],
+        from queen._pop_messages(v_tenant, pop.queue, row(v_batch.lease_id, v_batch.partitions[i:i], v_batch.froms[i:i], v_batch.tos[i:i],
                v_batch.tries[i:i], v_batch.tried_tos[i:i])::queen._batch, true) m;
-    exception when sqlstate 'QN010' then
+    exception when sqlstate 'QN010' or sqlstate 'QN011' then
+      get stacked diagnostics v_error = message_text, v_hint = pg_exception_hint;
       if pop."partition" is not null then
-        raise;
+        perform queen._raise(sqlstate, v_error, v_hint);
       end if;
-      perform queen._pop_aside(v_batch.partitions[i], pop.consumer_group, v_batch.froms[i] - 1, regexp_replace(sqlerrm, '^plpy[.]Error: ', ''));
+      perform queen._pop_aside(v_batch.partitions[i], pop.consumer_group, v_batch.froms[i] - 1, regexp_replace(v_error, '^plpy[.]Error: ', ''), sqlstate);
     end;
   end loop;
 end
@@ -133,7 +142,8 @@ comment on function queen.pop(text, text, int, interval, text, boolean, uuid) is
   ' Returns messages in offset order within a partition, those of several partitions one after the other, all with one'
   ' lease_id; acknowledge each partition with queen.ack. No row when there is nothing, or no such queue. A message whose'
   ' lease ends without an ack comes again, up to delivery_max_attempts, then goes to the dead letters; the last delivery'
-  ' carries it alone. Errors: 22023, QN002, QN010 (a damaged segment; without partition a warning, and the others are delivered).';
+  ' carries it alone. Errors: 22023, QN002, QN010 (a damaged segment) and QN011 (no key, or another) for'
+  ' the partition named; without partition these are a warning, and the others are delivered.';
 
 create type queen.segment_slice as (
     queue            text,
@@ -196,4 +206,5 @@ end
 $$;
 comment on function queen.pop_segments(text, text, int, interval, text, boolean, uuid) is
   'queen.pop without unpacking: hands over compressed segments with the slice to read, for consumers that want throughput and'
-  ' decode outside (the Python package does). Arguments, leases and acks as of queen.pop. Errors: 22023, QN002.';
+  ' decode outside (the Python package does). Encrypted payloads stay so. Arguments, leases and acks as of queen.pop. Errors: 22023,'
+  ' QN002.';

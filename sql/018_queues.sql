@@ -14,6 +14,9 @@ declare
 begin
   perform queen._check_name('queue', configure_queue.queue);
   perform queen._check_options(configure_queue.options, 'queue');
+  if configure_queue.options ->> 'encrypt' = 'true' then
+    perform queen._check_keys(queen._setting('key_file'));
+  end if;
   insert into queen.queues as q (tenant_id, name, options, created_at)
   values (v_tenant, configure_queue.queue, jsonb_strip_nulls(configure_queue.options), queen._now())
   on conflict on constraint queues_name_key do update
@@ -29,7 +32,7 @@ $$;
 comment on function queen.configure_queue(text, jsonb, uuid) is
   'Sets options of a queue, made if missing. Arguments: queue; options, an object of settings that queen.settings marks'
   ' per_queue, null restores the setting''s value, {} only looks; tenant. Returns the options in force; maintenance heeds them'
-  ' within the hour. Errors: 22023, QN002.';
+  ' within the hour. Errors: 22023, QN002; QN011 when it is to encrypt and there are no keys.';
 
 create function queen.drop_queue(queue text, tenant uuid default null)
 returns jsonb

@@ -14,6 +14,8 @@ declare
   v_row queen.log_dlq;
   v_payload bytea;
   v_json jsonb;
+  v_sealed boolean;
+  v_may boolean := pg_has_role(session_user, 'queen_consumer', 'member') or pg_has_role(session_user, 'queen_admin', 'member');
 begin
   perform queen._check_name('queue', dlq_list.queue);
   if dlq_list.max_rows is null or dlq_list.max_rows not between 1 and 100000 then
@@ -30,11 +32,20 @@ begin
     if v_row.payload_zstd and queen._payload_zstd_problem(v_payload, 67108865) is null then
       v_payload := queen._payload_expand(v_payload);
     end if;
-    v_json := case when not v_row.encrypted and octet_length(v_payload) > 0 then queen._payload_json_or_null(v_payload) end;
-    -- What is damaged, or encrypted, is shown as it is stored.
+    v_sealed := v_row.encrypted;
+    if v_sealed and v_may then
+      begin
+        v_payload := queen._decrypt(v_row.tenant_id, v_row.queue, v_row."partition", v_row.message_id, v_payload);
+        v_sealed := false;
+      exception when sqlstate 'QN011' then
+        null;
+      end;
+    end if;
+    v_json := case when not v_sealed and octet_length(v_payload) > 0 then queen._payload_json_or_null(v_payload) end;
+    -- What is damaged, or stays encrypted, is shown as it is stored.
     return next row(v_row.id, v_row.queue, v_row."partition", v_row.consumer_group, v_row."offset", v_row.message_id, v_row.txn, v_json,
       case when v_json is not null then null
-           when v_row.encrypted or octet_length(v_payload) = 0 then v_payload
+           when v_sealed or octet_length(v_payload) = 0 then v_payload
            else coalesce(queen._payload_bytes(v_payload), v_payload) end,
       v_row.error, v_row.attempts, v_row.failed_at)::queen.dead_letter;
   end loop;
@@ -43,7 +54,8 @@ $$;
 comment on function queen.dlq_list(text, uuid, int, uuid) is
   'Dead letters of a queue by id. Arguments: queue; after, the last id of the page before, null for the first; max_rows, 1 to'
   ' 100000; tenant. Returns a row a letter: consumer_group is the group that gave up, __timer__ for a timer that could not be'
-  ' fired (its offset is null); a payload that cannot be read is shown as stored in payload_bytes. Errors: 22023, QN002.';
+  ' fired (its offset is null); a payload that cannot be read, or that is encrypted and you are no consumer, is shown as'
+  ' stored in payload_bytes. Errors: 22023, QN002.';
 
 create function queen._check_ids(p_ids uuid[])
 returns void

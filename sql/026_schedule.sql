@@ -10,7 +10,8 @@ create function queen._schedule_one(
     p_due timestamptz,
     p_txn text,
     p_payload bytea,
-    p_now timestamptz)
+    p_now timestamptz,
+    p_encrypt boolean)
 returns queen.timer_verdict
 language plpgsql
 volatile
@@ -22,14 +23,17 @@ declare
   v_verdict queen.timer_verdict;
 begin
   -- No setting is read for small ones: 256 is the least it may be.
-  if octet_length(p_payload) >= 256 and octet_length(p_payload) >= queen._setting('timer_zstd_bytes')::int then
+  if p_encrypt then
+    v_packed := (queen._encrypt(p_tenant, p_queue, array[p_partition], array[v_id], array[p_payload]))[1];
+  elsif octet_length(p_payload) >= 256 and octet_length(p_payload) >= queen._setting('timer_zstd_bytes')::int then
     v_packed := queen._payload_compress(p_payload);
   end if;
   loop
     insert into queen.log_timers as t (
-      tenant_id, queue, timer_key, "partition", deliver_at, txn, message_id, payload, payload_zstd, producer_sub, created_at, updated_at)
-    values (p_tenant, p_queue, p_key, p_partition, p_due, coalesce(p_txn, v_id::text), v_id, coalesce(v_packed, p_payload), v_packed is not null,
-            session_user, p_now, p_now)
+      tenant_id, queue, timer_key, "partition", deliver_at, txn, message_id, payload, payload_zstd, encrypted, producer_sub, created_at,
+      updated_at)
+    values (p_tenant, p_queue, p_key, p_partition, p_due, coalesce(p_txn, v_id::text), v_id, coalesce(v_packed, p_payload),
+            v_packed is not null and not p_encrypt, p_encrypt, session_user, p_now, p_now)
     on conflict (tenant_id, queue, timer_key) do update
        set "partition" = excluded."partition", deliver_at = excluded.deliver_at, txn = excluded.txn,
            message_id = excluded.message_id, payload = excluded.payload, payload_zstd = excluded.payload_zstd,
@@ -52,7 +56,7 @@ begin
   end loop;
 end
 $$;
-comment on function queen._schedule_one(uuid, text, text, text, timestamptz, text, bytea, timestamptz) is
+comment on function queen._schedule_one(uuid, text, text, text, timestamptz, text, bytea, timestamptz, boolean) is
   'Writes one timer. Arguments are checked by the caller.';
 
 create function queen._check_schedule(p_queue text, p_key text, p_partition text, p_txn text)
@@ -103,7 +107,7 @@ begin
     perform queen._check_pending(v_limits, array[p_key]);
     perform queen._check_pending_tenant(v_limits, array[p_queue], array[p_key]);
   end if;
-  return queen._schedule_one(v_tenant, p_queue, p_key, p_partition, v_due, p_txn, p_payload, v_now);
+  return queen._schedule_one(v_tenant, p_queue, p_key, p_partition, v_due, p_txn, p_payload, v_now, v_limits.encrypt);
 end
 $$;
 comment on function queen._schedule_checked(text, text, bytea, bigint, interval, timestamptz, text, text, uuid) is
@@ -137,7 +141,7 @@ comment on function queen.schedule(text, text, jsonb, interval, timestamptz, tex
   ' interval from the server''s clock now) and deliver_at (a time in the past is due at once), up to the setting horizon;'
   ' txn, a name for the message, null for its id; tenant, null for the default one. Returns a verdict: scheduled, rescheduled'
   ' (the key was pending) or too_late (a firer holds it: what it holds is what is delivered). Errors: 22023, QN002, QN005 (scheduling'
-  ' is switched off), QN006 (over a limit of the tenant or queue).';
+  ' is switched off), QN006 (over a limit of the tenant or queue), QN011 (an encrypted queue without a key).';
 
 create function queen.schedule_bytes(
     queue text,

@@ -9,7 +9,8 @@ create function queen._schedule(
     p_due timestamptz[],
     p_txns text[],
     p_payloads bytea[],
-    p_now timestamptz)
+    p_now timestamptz,
+    p_encrypt boolean)
 returns setof queen.timer_verdict
 language plpgsql
 volatile
@@ -19,19 +20,25 @@ set jit = off
 as $$
 declare
   v_zstd_bytes int := queen._setting('timer_zstd_bytes')::int;
+  v_ids uuid[];
 begin
+  if p_encrypt then
+    v_ids := array(select gen_random_uuid() from generate_series(1, cardinality(p_keys)));
+    p_payloads := queen._encrypt(p_tenant, p_queue, p_partitions, v_ids, p_payloads);
+  end if;
   return query
   with item as materialized (
     select u.ord, u.timer_key, u."partition", u.due, coalesce(u.txn, u.id::text) as txn, u.id, coalesce(u.packed, u.payload) as payload,
            u.packed is not null as zstd
-      from (select a.*, gen_random_uuid() as id,
-                   case when octet_length(a.payload) >= v_zstd_bytes then queen._payload_compress(a.payload) end as packed
-              from unnest(p_keys, p_partitions, p_due, p_txns, p_payloads)
-                   with ordinality as a (timer_key, "partition", due, txn, payload, ord)) u
+      from (select a.timer_key, a."partition", a.due, a.txn, a.payload, a.ord, coalesce(a.given, gen_random_uuid()) as id,
+                   case when not p_encrypt and octet_length(a.payload) >= v_zstd_bytes then queen._payload_compress(a.payload) end as packed
+              from unnest(p_keys, p_partitions, p_due, p_txns, p_payloads, v_ids)
+                   with ordinality as a (timer_key, "partition", due, txn, payload, given, ord)) u
   ), written as (
     insert into queen.log_timers as t (
-      tenant_id, queue, timer_key, "partition", deliver_at, txn, message_id, payload, payload_zstd, producer_sub, created_at, updated_at)
-    select p_tenant, p_queue, i.timer_key, i."partition", i.due, i.txn, i.id, i.payload, i.zstd, session_user, p_now, p_now
+      tenant_id, queue, timer_key, "partition", deliver_at, txn, message_id, payload, payload_zstd, encrypted, producer_sub, created_at,
+      updated_at)
+    select p_tenant, p_queue, i.timer_key, i."partition", i.due, i.txn, i.id, i.payload, i.zstd, p_encrypt, session_user, p_now, p_now
       from item i
      order by i.timer_key collate "C"
     on conflict (tenant_id, queue, timer_key) do update
@@ -62,7 +69,7 @@ begin
    order by i.ord;
 end
 $$;
-comment on function queen._schedule(uuid, text, text[], text[], timestamptz[], text[], bytea[], timestamptz) is
+comment on function queen._schedule(uuid, text, text[], text[], timestamptz[], text[], bytea[], timestamptz, boolean) is
   'Writes timers of one queue; a verdict a row in input order. Arguments are checked by the caller.';
 
 create function queen.schedule_many(
@@ -132,11 +139,11 @@ begin
   return query
   select s.ok, s.status, s.queue, s.timer_key, s.txn, s.message_id, s.deliver_at
     from queen._schedule(v_tenant, schedule_many.queue, schedule_many.timer_keys,
-      v_partitions, v_due, schedule_many.txns, v_payloads, v_now) s;
+      v_partitions, v_due, schedule_many.txns, v_payloads, v_now, v_limits.encrypt) s;
 end
 $$;
 comment on function queen.schedule_many(text, text[], jsonb[], interval[], timestamptz[], text[], text[], uuid) is
   'Schedules many timers of one queue in one statement. Arguments: queue; timer_keys, each once, at most batch_max_ops;'
   ' payloads, one each; exactly one of delays and deliver_ats, as many; partitions, as many or null for Default; txns, as many'
   ' or null, null elements for the message id; tenant. Returns a verdict a timer in input order. All or nothing; one bad item'
-  ' refuses the call and is named. Errors: 22023, QN002, QN005, QN006.';
+  ' refuses the call and is named. Errors: 22023, QN002, QN005, QN006, QN011.';

@@ -104,12 +104,14 @@ begin
     select o.ord, o.op ->> 'op' as kind, o.op ->> 'queue' as queue, o.op ->> 'timer_key' as timer_key,
            coalesce(o.op ->> 'partition', 'Default') as part, o.op ->> 'txn' as txn,
            v_now + make_interval(secs => ((o.op ->> 'delay_ms')::numeric / 1000)::double precision) as due,
-           convert_to((o.op -> 'payload')::text, 'UTF8') as payload
+           convert_to((o.op -> 'payload')::text, 'UTF8') as payload, (k.l).encrypt
       from jsonb_array_elements(apply.ops) with ordinality as o (op, ord)
+      join queen._limits_of(apply.ops, v_tenant) k on k.queue = o.op ->> 'queue'
      order by (o.op ->> 'queue') collate "C", (o.op ->> 'timer_key') collate "C"
   loop
     v_verdict := case v_item.kind
-      when 'schedule' then queen._schedule_one(v_tenant, v_item.queue, v_item.timer_key, v_item.part, v_item.due, v_item.txn, v_item.payload, v_now)
+      when 'schedule' then queen._schedule_one(v_tenant, v_item.queue, v_item.timer_key, v_item.part, v_item.due, v_item.txn, v_item.payload, v_now,
+                                                v_item.encrypt)
       when 'reschedule' then queen._reschedule(v_tenant, v_item.queue, v_item.timer_key, v_item.due, v_now)
       else queen._cancel(v_tenant, v_item.queue, v_item.timer_key, v_now) end;
     v_results[v_item.ord] := to_jsonb(v_verdict);
@@ -122,4 +124,4 @@ comment on function queen.apply(jsonb, uuid) is
   ' "queue", "timer_key"} with delay_ms (a number of milliseconds from now) for the first two, and payload, optionally'
   ' partition and txn, for schedule; tenant. Everything is checked before the first write, each key of a queue may be there'
   ' once, unknown fields and fields of the server are refused. Applied in (queue, timer_key) order. Returns an array of'
-  ' verdicts aligned with ops. Cancels do not count for batch_max_ops. Errors: 22023, QN002, QN005, QN006.';
+  ' verdicts aligned with ops. Cancels do not count for batch_max_ops. Errors: 22023, QN002, QN005, QN006, QN011.';

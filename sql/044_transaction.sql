@@ -174,7 +174,8 @@ begin
   -- of each, perhaps in another partition, has its place.
   for v_item in
     select w.queue, w.part, array_agg(w.ord order by w.ord) as ords, array_agg(w.payload order by w.ord) as payloads,
-           array_agg(w.txn order by w.ord) as txns
+           array_agg(w.txn order by w.ord) as txns,
+           (queen._limits(v_tenant, w.queue)).encrypt
       from (select o.ord, o.op ->> 'queue' as queue, coalesce(o.op ->> 'partition', 'Default') as part, o.op ->> 'txn' as txn,
                    convert_to((o.op -> 'payload')::text, 'UTF8') as payload,
                    o.op ? 'txn' and row_number() over (partition by (o.op ->> 'queue') collate "C", (o.op ->> 'txn') collate "C" order by o.ord) > 1 as again
@@ -188,7 +189,7 @@ begin
     begin
       for v_push in
         select p.status, p."partition", p."offset", p.message_id, p.txn, row_number() over () as n
-          from queen._push(v_tenant, v_item.queue, v_item.part, v_item.payloads, v_item.txns) p
+          from queen._push(v_tenant, v_item.queue, v_item.part, v_item.payloads, v_item.txns, v_item.encrypt) p
       loop
         v_results[v_item.ords[v_push.n]] := to_jsonb(v_push) - 'n';
       end loop;
@@ -202,5 +203,5 @@ comment on function queen.transaction(jsonb, uuid) is
   ' JSON array of {"op": "ack", "queue", "consumer_group", "partition", "lease_id", "up_to"?}, {"op": "push", "queue",'
   ' "partition"?, "payload", "txn"?} and the operations of queen.apply; tenant. Everything is checked before the first write, locks'
   ' are taken in one order whatever the order of ops, so two transactions cannot deadlock. Returns an array of results aligned'
-  ' with ops. Acks take the role queen_consumer, the rest queen_producer. Errors: 22023, 42501, QN002, QN005, QN006;'
+  ' with ops. Acks take the role queen_consumer, the rest queen_producer. Errors: 22023, 42501, QN002, QN005, QN006, QN011;'
   ' QN003 when an ack meets a lease that is lost, and then nothing is done.';

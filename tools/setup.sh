@@ -6,7 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 major=${PG_MAJOR:-15}
-packages=("postgresql-$major" "postgresql-$major-cron" "postgresql-plpython3-$major" python3-zstandard python3-venv)
+packages=("postgresql-$major" "postgresql-$major-cron" "postgresql-plpython3-$major" python3-zstandard python3-cryptography
+    python3-venv)
 if [ "${1:-}" = dev ]; then
     packages+=("postgresql-$major-plpgsql-check" shellcheck)
 fi

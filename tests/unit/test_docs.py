@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psycopg
@@ -102,6 +102,9 @@ def shape(output: str) -> list[str]:
         if line and not re.fullmatch(r"[-+]+", line):
             lines.append(re.sub(r"-\[ RECORD (\d+) \][-+]*", r"-[ RECORD \1 ]-", line))
     return lines
+
+
+ENCRYPTION = [block for info in ("sh", "console") for block in blocks(OPERATIONS, info, "Encryption")]
 
 
 class Psql:
@@ -204,10 +207,32 @@ def catalog(server: Server) -> Iterator[Database]:
 
 
 @pytest.mark.parametrize(
-    "block", [block for file in (README, CONCEPTS, OPERATIONS) for block in blocks(file, "console")], ids=str
+    "block",
+    [block for file in (README, CONCEPTS, OPERATIONS) for block in blocks(file, "console") if block not in ENCRYPTION],
+    ids=str,
 )
 def test_session_gives_what_is_shown(app: Database, block: Block) -> None:
     check_session(app, block)
+
+
+def test_encryption_is_set_up_as_shown(app: Database) -> None:
+    """The section's commands and sessions, in a folder of the server's user instead of /etc."""
+    commands, *sessions = (
+        replace(block, text=block.text.replace("/etc/pg_queen", f"{app.cluster.data}/keys")) for block in ENCRYPTION
+    )
+    script = commands.text.replace("-o postgres -g postgres ", "")
+    app.execute(
+        f"do $do$\nimport subprocess\nsubprocess.run(['sh', '-ec', {script!r}], check=True)\n$do$ language plpython3u"
+    )
+    try:
+        for block in sessions:
+            check_session(app, block)
+        app.execute("select queen.push('salaries', '1')")
+        assert app.rows("select payload from queen.pop('salaries')") == [(1,)]
+        assert app.value("select value from queen.settings where key = 'key_file'").endswith("/keys/keys")
+    finally:
+        app.execute("select queen.configure('key_file', null)")
+        app.execute("select queen.drop_queue('salaries')")
 
 
 @pytest.mark.parametrize("block", blocks(README, "python"), ids=str)
@@ -252,7 +277,11 @@ def named(database: Database, user: str = "web") -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("block", [block for file in (README, OPERATIONS) for block in blocks(file, "sh")], ids=str)
+@pytest.mark.parametrize(
+    "block",
+    [block for file in (README, OPERATIONS) for block in blocks(file, "sh") if block not in ENCRYPTION],
+    ids=str,
+)
 def test_shell_commands_are_right(app: Database, block: Block) -> None:
     targets = re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     setup = (ROOT / "tools" / "setup.sh").read_text(encoding="utf-8").replace("$major", "15")
@@ -515,7 +544,7 @@ def test_reference_has_every_setting(catalog: Database) -> None:
         re.MULTILINE,
     )
     there = catalog.rows(
-        "select key, default_value, min_value, case kind when 'choice' then 'or' else 'to' end, max_value,"
+        "select key, default_value, min_value, case when kind in ('choice', 'path') then 'or' else 'to' end, max_value,"
         " concat_ws(', ', case when per_queue then 'queue' end, case when per_tenant then 'tenant' end), description"
         " from queen.settings"
     )
@@ -609,7 +638,8 @@ def test_words_in_code_marks_exist(catalog: Database, file: Path) -> None:
     foreign = set(
         "shared_preload_libraries max_worker_processes pg_hba lock_timeout statement_timeout max_wal_size"
         " idle_in_transaction_session_timeout hot_standby_feedback autovacuum_vacuum_scale_factor"
-        " autovacuum_vacuum_threshold pg_stat_activity pg_monitor pg_locks"
+        " autovacuum_vacuum_threshold pg_stat_activity pg_monitor pg_locks log_statement log_parameter_max_length"
+        " log_min_duration_statement pg_stat_statements"
         " pg_dump pg_dumpall pg_config pg_cron pg_queen pg_roles PG_CONFIG".split()
     )
     for words in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", plain(file), flags=re.DOTALL)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import struct
 from collections.abc import Callable, Iterator
@@ -12,9 +13,11 @@ from uuid import UUID
 import psycopg
 import pytest
 import zstandard
+from cryptography.exceptions import InvalidTag
 from pg_queen import segment
 
 from tests.support.database import Connection, Database
+from tests.support.keys import KeyFile, key
 from tools.cluster import ROOT
 
 PAGE: Final = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
@@ -22,17 +25,18 @@ EPOCH: Final = datetime(2000, 1, 1, tzinfo=timezone.utc)
 Decoder = Callable[..., Iterator[dict[str, Any]]]
 
 
-def block(language: str) -> str:
-    """The only block of that language on the page."""
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    return str(found)
+def block(language: str, words: str = "") -> str:
+    """The only block of that language with those words on the page."""
+    blocks: list[str] = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (found,) = (text for text in blocks if words in text)
+    return found
 
 
 @pytest.fixture(scope="module")
 def decode() -> Decoder:
     """The decoder of the page."""
     names: dict[str, Any] = {}
-    exec(compile(block("python"), "docs/format.md", "exec"), names)
+    exec(compile(block("python", "def decode"), "docs/format.md", "exec"), names)
     decoder: Decoder = names["decode"]
     return decoder
 
@@ -101,6 +105,24 @@ def check_readers(db: Database, decode: Decoder) -> None:
     assert [dict(zip(names, row, strict=True)) for row in rows] == page
     popped = db.rows("select message_id, txn, producer_sub from queen.pop('q', 'check') order by \"offset\"")
     assert popped == [(m["message_id"], m["txn"], m["producer_sub"]) for m in page]
+
+
+def test_an_encrypted_payload(db: Database, producer: Connection, decode: Decoder) -> None:
+    """The page's two readers together read what the server encrypted."""
+    names: dict[str, Any] = {}
+    exec(compile(block("python", "def decrypt"), "docs/format.md", "exec"), names)
+    KeyFile(db).use(key("old"), key("new"))
+    db.execute("select queen.configure('encrypt', 'true')")
+    producer.execute("select queen.push('q\u00fc', '{\"n\": 1}', 'p\u20ac')")
+    (message,) = decode(blob(db))
+    assert message["encrypted"]
+    assert message["payload"][:5] == b"\x01\x03new"
+    keys = {line.split()[0]: base64.b64decode(line.split()[1]) for line in (key("old"), key("new"))}
+    tenant = UUID("00000000-0000-0000-0000-000000000001")
+    found = names["decrypt"](message["payload"], keys, tenant, "q\u00fc", "p\u20ac", message["message_id"])
+    assert found == b'{"n": 1}'
+    with pytest.raises(InvalidTag):
+        names["decrypt"](message["payload"], keys, tenant, "q\u00fc", "p", message["message_id"])
 
 
 def test_damage_is_an_error_and_never_a_message(db: Database, producer: Connection) -> None:

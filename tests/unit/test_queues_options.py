@@ -10,6 +10,8 @@ from psycopg.types.json import Jsonb
 
 from tests.conftest import StartSession
 from tests.support.database import Connection, Database
+from tests.support.keys import KeyFile
+from tests.support.keys import key as key_line
 
 OPTIONS = "select queen.configure_queue('q', %s)"
 
@@ -28,6 +30,8 @@ def refused(connection: Connection, options: Any) -> psycopg.errors.Diagnostic:
 
 
 def test_the_bounds_of_every_option(db: Database, admin: Connection) -> None:
+    # An option `encrypt` is taken where there are keys.
+    KeyFile(db).use(key_line("k1"))
     rows = db.rows("select key, kind, min_value, max_value from queen.settings where per_queue order by key")
     assert {key for key, *_ in rows} >= {
         "txn_window",

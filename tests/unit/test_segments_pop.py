@@ -12,11 +12,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from pg_queen import Message, Queen, segment
+from pg_queen import KeyUnusable, Message, Queen, segment
 from psycopg.types.json import set_json_loads
 
 from tests.support.clock import Clock
 from tests.support.database import Connection, Database
+from tests.support.keys import KeyFile, key
 
 
 @pytest.fixture
@@ -48,14 +49,11 @@ def test_the_messages_are_those_of_pop(db: Database, producing: Queen, consuming
         )
     producing.schedule("q", "long", "long " * 50_000, delay=-1, partition="p")
     # By hand: what no producer can send.
-    db.execute(
-        "select queen.schedule('q', k, '1', '-1 second', partition => 'p') from unnest(array['broken', 'secret']) k"
-    )
+    db.execute("select queen.schedule('q', 'broken', '1', '-1 second', partition => 'p')")
     db.execute("update queen.log_timers set payload = '{oops' where timer_key = 'broken'")
-    db.execute("update queen.log_timers set encrypted = true, payload = '\\x0001' where timer_key = 'secret'")
-    assert db.value("select queen.fire_due()") == 23
+    assert db.value("select queen.fire_due()") == 22
     everything = consuming.pop("q", "a", max_messages=10_000)
-    assert len(everything) == len(kinds) + 4 + 2000 + 20 + 20 + 3
+    assert len(everything) == len(kinds) + 4 + 2000 + 20 + 20 + 2
     assert {type(m.payload_bytes) for m in everything} == {bytes, type(None)}
     assert _comparable(consuming.pop_segments("q", "b", max_messages=10_000)) == _comparable(everything)
 
@@ -78,6 +76,19 @@ def test_the_messages_are_those_of_pop(db: Database, producing: Queen, consuming
     places = {(m.partition, m.offset) for m in seen}
     assert len(places) == len(seen)
     assert _comparable(seen) == [row for row in _comparable(everything) if (row[1], row[2]) in places]
+
+
+def test_encrypted_messages_are_for_pop(db: Database, producing: Queen, consuming: Queen) -> None:
+    KeyFile(db).use(key("k"))
+    producing.push("q", "open")
+    db.execute("select queen.configure_queue('q', '{\"encrypt\": true}')")
+    secret = producing.push("q", "secret")
+    messages = consuming.pop_segments("q", "a")
+    assert next(messages).payload == "open"
+    with pytest.raises(KeyUnusable, match=f"message {secret.message_id} is encrypted") as caught:
+        next(messages)
+    assert (caught.value.sqlstate, caught.value.hint) == ("QN011", "Use pop, which decrypts in the server.")
+    assert [m.payload for m in consuming.pop("q", "b")] == ["open", "secret"]
 
 
 def test_the_slice_is_what_was_asked_for(db: Database, producing: Queen, consumer: Connection) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from tests.conftest import StartSweeper
 from tests.support.database import Connection, Database
+from tests.support.keys import KeyFile
+from tests.support.keys import key as key_line
 from tests.support.waiting import wait_for
 
 # Kind, default, least and greatest (of a choice, its two values), whether a queue and a tenant may have their own.
@@ -18,6 +20,8 @@ SETTINGS = {
     "batch_max_ops": ("integer", "10000", "1", "1000000", True, True),
     "batch_max_bytes": ("integer", "67108864", "1024", "268435456", False, False),
     "pending_max": ("limit", "none", "0", "1000000000000", True, True),
+    "encrypt": ("choice", "false", "false", "true", True, False),
+    "key_file": ("path", "none", "none", "an absolute path", False, False),
     "timer_zstd_bytes": ("integer", "8192", "256", "67108864", False, False),
     "txn_window": ("interval", "1 day", "1 second", "3650 days", True, False),
     "start_at": ("choice", "beginning", "beginning", "new", True, False),
@@ -71,8 +75,9 @@ def test_the_settings_are_these(reader: Connection) -> None:
 
 
 def test_defaults_lie_within_their_bounds(db: Database, admin: Connection) -> None:
-    for key, (_, default, *_rest) in SETTINGS.items():
-        assert configure(admin, key, default) == default
+    for key, (kind, default, *_rest) in SETTINGS.items():
+        if kind != "path":
+            assert configure(admin, key, default) == default
 
 
 def check_bounds(db: Database, admin: Connection, key: str, kind: str, default: str, least: str, greatest: str) -> None:
@@ -113,8 +118,11 @@ def check_bounds(db: Database, admin: Connection, key: str, kind: str, default: 
 
 
 def test_bounds(db: Database, admin: Connection) -> None:
+    # `encrypt` is taken where there are keys; tests/unit/test_encryption_keys.py has the path to them.
+    KeyFile(db).use(key_line("k1"))
     for key, (kind, default, least, greatest, *_) in SETTINGS.items():
-        check_bounds(db, admin, key, kind, default, least, greatest)
+        if kind != "path":
+            check_bounds(db, admin, key, kind, default, least, greatest)
 
 
 def test_unknown_keys(admin: Connection) -> None:

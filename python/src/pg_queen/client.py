@@ -15,7 +15,7 @@ from psycopg.rows import RowFactory, args_row, dict_row, tuple_row
 from psycopg.types.json import Jsonb
 
 from . import _core, segment
-from .errors import SegmentDamaged
+from .errors import KeyUnusable, SegmentDamaged
 from .types import (
     AckResult,
     DeadLetter,
@@ -304,7 +304,8 @@ class Queen:
 
         The messages, leases and acks are those of :meth:`pop`. They are taken when this is called and decoded as the
         iterator is consumed, one segment in memory at a time. Needs ``pip install 'pg_queen[segments]'``, and raises
-        :class:`DecoderMissing` before anything is taken. The iterator raises :class:`SegmentDamaged`.
+        :class:`DecoderMissing` before anything is taken. The iterator raises :class:`SegmentDamaged`, and
+        :class:`KeyUnusable` at an encrypted message: those are for :meth:`pop`.
         """
         segment.zstandard()
         slices = self._rows(
@@ -642,7 +643,13 @@ class Queen:
 def _payload(frame: segment.Frame, load: Callable[[bytes], Any]) -> tuple[Any, bytes | None]:
     """Payload and payload_bytes of a message, by what is stored: as ``queen.pop`` decides it."""
     stored = frame.payload
-    if frame.encrypted or not stored:
+    if frame.encrypted:
+        raise KeyUnusable(
+            f"message {frame.message_id} is encrypted, and its key is the server's",
+            hint="Use pop, which decrypts in the server.",
+            sqlstate="QN011",
+        )
+    if not stored:
         return None, stored
     if stored[0] == 0:
         return None, stored[1:]

@@ -15,6 +15,7 @@ __all__ = [
     "DecoderMissing",
     "InstallError",
     "InvalidArgument",
+    "KeyUnusable",
     "LeaseLost",
     "LimitExceeded",
     "NotInstalled",
@@ -81,6 +82,10 @@ class SegmentDamaged(QueenError):
     """A segment of the log cannot be read (QN010), said by the server or by the decoder of this package."""
 
 
+class KeyUnusable(QueenError):
+    """The key file cannot be used, or has not the key that a message was encrypted with (QN011)."""
+
+
 class DecoderMissing(QueenError, ImportError):
     """The package ``zstandard``, which decodes segments, is not there; the hint says how to get it."""
 
@@ -112,6 +117,7 @@ _BY_SQLSTATE: dict[str, tuple[type[QueenError], str | None]] = {
     "QN005": (SwitchedOff, None),
     "QN006": (LimitExceeded, None),
     "QN010": (SegmentDamaged, None),
+    "QN011": (KeyUnusable, None),
 }
 
 
