@@ -54,12 +54,13 @@ down: ## stop the demo's server
 test: setup build ## the whole suite on a server of its own (PYTEST_ARGS=)
 	@$(PYTHON) -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
 
-lint: setup ## formatting, linting and types of Python, rules of SQL, shell scripts
+lint: setup ## formatting, linting and types of Python, rules of SQL, pgspot, shell scripts
 	.local/venv/bin/ruff format --check .
 	.local/venv/bin/ruff check .
 	.local/venv/bin/mypy
 	cd python && ../.local/venv/bin/mypy
 	$(PYTHON) -m tools.lint_sql
+	$(PYTHON) -m tools.lint_pgspot
 	@if command -v shellcheck >/dev/null; then set -x; shellcheck .ci/run tools/*.sh; else echo 'no shellcheck here: left out'; fi
 
 format: setup ## let ruff format the Python files

@@ -2,6 +2,9 @@
 -- queen_admin, which holds the other three. PUBLIC gets nothing anywhere (090_grants.sql, tests/unit/test_catalog.py).
 \echo Use "CREATE EXTENSION pg_queen CASCADE" to load this file. \quit
 
+-- Names and operators of this script are ours or PostgreSQL's, whatever is in the schema that CREATE EXTENSION put first.
+set local search_path = pg_catalog, pg_temp;
+
 do $$
 declare
   v_role text;

@@ -77,25 +77,44 @@ end
 $$;
 comment on function queen._sweep_finish(queen._sweep_state) is 'Writes the last counts of a worker.';
 
+-- The procedure commits, so it can pin no search_path: what needs an operator is here.
+create function queen._sweep_wait(p_state queen._sweep_state, p_run_for interval)
+returns float8
+language plpgsql
+volatile
+set search_path = pg_catalog, queen, pg_temp
+as $$
+begin
+  if p_run_for = interval '0' then
+    -- One pass, with the births it needs and the second look after them.
+    if p_state.wait > 0
+       or (p_state.passes + p_state.errors > 0 and p_state.stuck is null and p_state.tokens is null and not p_state.again) then
+      return null;
+    end if;
+    return 0;
+  end if;
+  if clock_timestamp() >= p_state.end_at then
+    return null;
+  end if;
+  return greatest(0, least(coalesce(p_state.wait, 0), extract(epoch from p_state.end_at - clock_timestamp())));
+end
+$$;
+comment on function queen._sweep_wait(queen._sweep_state, interval) is 'Seconds until the next pass of a run of queen.sweep, null when it is over.';
+
 create procedure queen.sweep(run_for interval default '58 seconds', worker int default 0, workers int default 1)
 language plpgsql
 as $$
 declare
   v_state queen._sweep_state;
+  v_wait float8;
 begin
   v_state := queen._sweep_begin(run_for, worker, workers);
   loop
     v_state := queen._sweep_step(v_state);
     commit;
-    if run_for = interval '0' then
-      -- One pass, with the births it needs and the second look after them.
-      exit when v_state.wait > 0
-        or (v_state.passes + v_state.errors > 0 and v_state.stuck is null and v_state.tokens is null and not v_state.again);
-    elsif pg_catalog.clock_timestamp() >= v_state.end_at then
-      exit;
-    elsif v_state.wait > 0 then
-      perform pg_catalog.pg_sleep(least(v_state.wait, extract(epoch from v_state.end_at - pg_catalog.clock_timestamp())));
-    end if;
+    v_wait := queen._sweep_wait(v_state, run_for);
+    exit when v_wait is null;
+    perform pg_catalog.pg_sleep(v_wait);
   end loop;
   perform queen._sweep_finish(v_state);
   commit;

@@ -157,6 +157,21 @@ $$;
 comment on function queen._maintain_step(text, bigint) is
   'One transaction of queen.maintain. queen_admin may execute it, because a procedure that commits runs as its caller.';
 
+-- The procedure commits, so it can pin no search_path: what needs an operator is here.
+create function queen._maintain_end(p_run_for interval)
+returns timestamptz
+language sql
+volatile
+return clock_timestamp() + coalesce(p_run_for, interval '50 seconds');
+comment on function queen._maintain_end(interval) is 'When a run of queen.maintain ends.';
+
+create function queen._is_past(p_time timestamptz)
+returns boolean
+language sql
+volatile
+return clock_timestamp() >= p_time;
+comment on function queen._is_past(timestamptz) is 'Whether this moment is reached.';
+
 create procedure queen.maintain(run_for interval default '50 seconds')
 language plpgsql
 as $$
@@ -164,7 +179,7 @@ declare
   v_phase text;
   v_after bigint;
   v_more boolean;
-  v_end timestamptz := pg_catalog.clock_timestamp() + coalesce(run_for, interval '50 seconds');
+  v_end timestamptz := queen._maintain_end(run_for);
 begin
   foreach v_phase in array array['pending', 'cool', 'retain', 'dead letters', 'tenants', 'run log'] loop
     v_after := 0;
@@ -175,7 +190,7 @@ begin
         v_more := false;
       end;
       commit;
-      exit when not v_more or pg_catalog.clock_timestamp() >= v_end;
+      exit when not v_more or queen._is_past(v_end);
     end loop;
   end loop;
 end

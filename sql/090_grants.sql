@@ -1,6 +1,6 @@
 -- Who may do what. PUBLIC nothing; internal functions nobody but the owner; tables nobody but queen_admin, who reads.
--- queen._sweep_begin, _sweep_step, _sweep_finish and _maintain_step are executable by queen_admin because queen.sweep and
--- queen.maintain, procedures that commit, can only run as their caller.
+-- What queen.sweep and queen.maintain call is executable by queen_admin, because procedures that commit can only run as
+-- their caller.
 
 revoke all on all functions in schema queen from public;
 revoke all on all procedures in schema queen from public;
@@ -83,8 +83,11 @@ grant execute on function
   queen.stop(),
   queen._sweep_begin(interval, int, int),
   queen._sweep_step(queen._sweep_state),
+  queen._sweep_wait(queen._sweep_state, interval),
   queen._sweep_finish(queen._sweep_state),
-  queen._maintain_step(text, bigint)
+  queen._maintain_end(interval),
+  queen._maintain_step(text, bigint),
+  queen._is_past(timestamptz)
 to queen_admin;
 grant execute on procedure queen.sweep(interval, int, int), queen.maintain(interval) to queen_admin;
 

@@ -57,8 +57,11 @@ FUNCTIONS = {
     # Internal ones that a procedure or a view calls as its caller.
     "_sweep_begin": "---x-",
     "_sweep_step": "---x-",
+    "_sweep_wait": "---x-",
     "_sweep_finish": "---x-",
+    "_maintain_end": "---x-",
     "_maintain_step": "---x-",
+    "_is_past": "---x-",
     "_setting_catalog": "--xx-",
     "_now": "--xx-",
     "_tenant_open": "--xx-",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import lint_sql
+from tools import lint_pgspot, lint_sql
 from tools.cluster import ROOT, extension_files, pg_config
 
 HEADER = "-- What this is.\n"
@@ -144,3 +144,50 @@ def test_python_bodies_are_linted(body: str, finding: str | None, capfd: pytest.
         line, message = finding.split(": ")
         assert f"001_x.queen__f.py:{line}:" in output
         assert message.lower() in output.lower()
+
+
+WRONG_SQL = {
+    "a definer without a path": (
+        "create function queen._x() returns int language sql security definer as $$ select 1 $$;",
+        "PS003: SECURITY DEFINER function without explicit search_path: queen._x()",
+    ),
+    "a path without pg_temp": (
+        "create function queen._x() returns int language sql security definer set search_path = pg_catalog, queen"
+        " as $$ select 1 $$;",
+        "PS004: SECURITY DEFINER function with insecure search_path: queen._x()",
+    ),
+    "public in the path": (
+        "create function queen._x() returns int language sql set search_path = pg_catalog, public, pg_temp"
+        " as $$ select 1 $$;",
+        "PS005: Function without explicit search_path: queen._x()",
+    ),
+    "a standard body after the path is gone": (
+        "reset search_path; create function queen._x() returns bool language sql return 1 = 2;",
+        "PS001: Unqualified operator: '=' in 1 = 2",
+    ),
+    "an operator in a loop of a composite": (
+        "create function queen._x() returns int language plpgsql as $$\ndeclare\n  v_a queen._pass;\nbegin\n"
+        "  foreach v_a.x in array f(1 + 2) loop return 1; end loop;\nend $$;",
+        "PS001: Unqualified operator: '+' in 1 + 2",
+    ),
+    "replacing": (
+        "create or replace function public.x() returns int language sql as $$ select 1 $$;",
+        "PS002: Unsafe function creation: public.x()",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_SQL)
+def test_pgspot_looks_at_every_body(extension: None, wrong: str) -> None:
+    script = extension_files()[1].read_text(encoding="utf-8")
+    statement, finding = WRONG_SQL[wrong]
+    before, after = lint_pgspot.findings(script), lint_pgspot.findings(f"{script}\n{statement}\n")
+    assert {re.sub(" at line .*", "", line) for line in before} == set(lint_pgspot.ACCEPTED)
+    assert finding in {re.sub(" at line .*", "", line) for line in after}, set(after) - set(before)
+
+
+def test_pgspot_tells_what_it_cannot_parse(extension: None) -> None:
+    script = extension_files()[1].read_text(encoding="utf-8")
+    broken = script.replace("perform pg_catalog.pg_sleep(v_wait);", "perform pg_catalog.pg_sleep(v_wait, ));")
+    assert broken != script
+    assert any("cannot parse" in line for line in lint_pgspot.findings(broken))
