@@ -58,7 +58,9 @@ comment on function queen._segment_pack(bytea, int) is 'Frames as a segment blob
 
 create function queen._segment_unpack(
     p_blob bytea,
+    p_raw int,
     p_base bigint,
+    p_end bigint,
     p_from bigint,
     p_to bigint,
     p_place text)
@@ -88,9 +90,11 @@ if len(p_blob) < head.size:
 magic, version, codec, count, raw_length = head.unpack_from(p_blob)
 if magic != b"QS" or version != 1 or codec != 1:
     damaged("unknown header")
+# The row was written with the blob and counted when the pop was bounded: a blob that states more must not allocate it.
+if count != p_end - p_base + 1 or raw_length != p_raw:
+    damaged("states %d messages in %d bytes, its row %d in %d" % (count, raw_length, p_end - p_base + 1, p_raw))
 body = p_blob[head.size :]
 try:
-    # The frame states its own size; a lie about it must not allocate.
     if zstandard.frame_content_size(body) != raw_length:
         damaged("sizes differ")
     raw = zstandard.ZstdDecompressor().decompress(body, max_output_size=raw_length)
@@ -101,6 +105,8 @@ at = 0
 try:
     for offset in range(p_base, min(p_base + count, p_to + 1)):
         end = at + 4 + u32(raw, at)[0]
+        if end > raw_length:
+            damaged("offset %d ends behind its end" % offset)
         if offset >= p_from:
             flags = raw[at + 4]
             mid = raw[at + 5 : at + 21].hex()
@@ -120,12 +126,14 @@ try:
             if flags & 2:
                 due = i64(raw, p)[0]
                 p += 8
+            if p > end:
+                damaged("offset %d is too short" % offset)
             messages.append((offset, mid, txn, sub, due, flags & 1 == 1, raw[p:end]))
         at = end
 except (struct.error, IndexError, UnicodeDecodeError) as error:
     damaged(error)
 return messages
 $$;
-comment on function queen._segment_unpack(bytea, bigint, bigint, bigint, text) is
-  'Messages of a segment from one offset to another, in order. p_place names the partition in an error. Errors: QN010 for a'
-  ' damaged segment.';
+comment on function queen._segment_unpack(bytea, int, bigint, bigint, bigint, bigint, text) is
+  'Messages of a segment from one offset to another, in order. p_raw, p_base and p_end are raw_bytes, base_offset and end_offset'
+  ' of its row; p_place names the partition in an error. Errors: QN010 for a damaged segment.';

@@ -26,13 +26,13 @@ begin
           where p.id = w.pid
           limit 1) l
    cross join lateral (
-         select g.base_offset, g.blob, g.created_at
+         select g.base_offset, g.end_offset, g.raw_bytes, g.blob, g.created_at
            from queen.log_segments g
           where g.partition_id = w.pid
             and g.end_offset >= w.lo
             and g.end_offset <= (select min(x.end_offset) from queen.log_segments x where x.partition_id = w.pid and x.end_offset >= w.hi)
           order by g.end_offset) s
-   cross join lateral queen._segment_unpack(s.blob, s.base_offset, w.lo, w.hi, l.place) u;
+   cross join lateral queen._segment_unpack(s.blob, s.raw_bytes, s.base_offset, s.end_offset, w.lo, w.hi, l.place) u;
 end
 $$;
 comment on function queen._read(bigint[], bigint[], bigint[]) is 'The messages from one offset to another, of several partitions.';

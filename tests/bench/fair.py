@@ -10,6 +10,7 @@ import psycopg
 from tests.bench.bench import PAYLOAD, Bench
 from tests.bench.figures import Cell, Column, Figure, Result, Table, median
 from tests.support.database import Database
+from tests.support.log import FRAMES
 from tests.support.sessions import Session
 
 __all__ = ["run"]
@@ -139,7 +140,7 @@ def _drain(
                     "select extract(epoch from s.created_at - d.due) * 1000 from queen.log_segments s"
                     " join queen.log_partitions p on p.id = s.partition_id join queen.queues q on q.id = p.queue_id"
                     " cross join lateral (select timestamptz '2000-01-01Z' + u.deliver_at_us * interval '1 us' as due"
-                    "   from queen._segment_unpack(s.blob, s.base_offset, 1, 1, 'bench') u) d where q.tenant_id = %s",
+                    f"   from {FRAMES}) d where q.tenant_id = %s",
                     _SMALL,
                 )
             )

@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 from tests.support.clock import Clock
 from tests.support.database import Connection, Database
 from tests.support.keys import KeyFile, key
+from tests.support.log import FRAMES
 
 SECRET = "attack at dawn, attack at dawn, attack at dawn"
 A = "00000000-0000-0000-0000-0000000000aa"
@@ -87,10 +88,7 @@ def test_there_and_back(db: Database, producer: Connection, consumer: Connection
             )
         )
     db.value("select queen.fire_due()")
-    frames = db.rows(
-        "select u.encrypted, u.payload"
-        " from queen.log_segments s, queen._segment_unpack(s.blob, s.base_offset, 1, 999, 'x') u"
-    )
+    frames = db.rows(f"select u.encrypted, u.payload from queen.log_segments s, {FRAMES}")
     assert [encrypted for encrypted, _ in frames] == [True]
     assert b"attack" not in frames[0][1]
     assert frames[0][1][:4] == b"\x01\x02k1"
@@ -100,10 +98,7 @@ def test_there_and_back(db: Database, producer: Connection, consumer: Connection
 
 def test_another_queue_stays_as_it_is(db: Database, producer: Connection, consumer: Connection, keys: KeyFile) -> None:
     push(producer, SECRET, queue="clear")
-    unpacked = db.rows(
-        "select u.encrypted, u.payload"
-        " from queen.log_segments s, queen._segment_unpack(s.blob, s.base_offset, 1, 999, 'x') u"
-    )
+    unpacked = db.rows(f"select u.encrypted, u.payload from queen.log_segments s, {FRAMES}")
     assert unpacked == [(False, f'"{SECRET}"'.encode())]
     # Of the whole database at once, and a queue taken out of it.
     db.execute("select queen.configure('encrypt', 'true')")
@@ -112,7 +107,7 @@ def test_another_queue_stays_as_it_is(db: Database, producer: Connection, consum
         push(producer, SECRET, "now", queue)
     rows = db.rows(
         "select p.name, u.encrypted from queen.log_partitions p join queen.log_segments s on s.partition_id = p.id"
-        " cross join queen._segment_unpack(s.blob, s.base_offset, 1, 1000000, 'x') u where p.name = 'now' order by p.id"
+        f" cross join {FRAMES} where p.name = 'now' order by p.id"
     )
     assert rows == [("now", True), ("now", False)]
     assert pop(consumer, queue="clear") == [SECRET, SECRET]
@@ -127,7 +122,7 @@ def test_no_two_messages_look_alike(db: Database, producer: Connection, keys: Ke
             [Jsonb(SECRET)],
         )
     assert db.value("select queen.fire_due()") == 100
-    statement = "from queen.log_segments s, queen._segment_unpack(s.blob, s.base_offset, 1, 999, 'x') u"
+    statement = f"from queen.log_segments s, {FRAMES}"
     assert db.rows(f"select count(distinct u.payload), count(distinct substr(u.payload, 5, 12)) {statement}") == [
         (200, 200)
     ]
@@ -139,7 +134,7 @@ def test_a_new_key_is_appended(db: Database, producer: Connection, consumer: Con
     push(producer, 2)
     names = db.rows(
         "select encode(substr(u.payload, 3, get_byte(u.payload, 1)), 'escape')"
-        " from queen.log_segments s, queen._segment_unpack(s.blob, s.base_offset, 1, 999, 'x') u order by s.base_offset"
+        f" from queen.log_segments s, {FRAMES} order by s.base_offset"
     )
     assert names == [("k1",), ("k-2.b_3",)]
     assert pop(consumer) == [1, 2]
@@ -227,9 +222,10 @@ CHANGES = {
 def test_what_was_changed_is_refused(db: Database, producer: Connection, keys: KeyFile, change: str) -> None:
     push(producer, SECRET)
     db.execute(
-        "update queen.log_segments s set blob = queen._segment_pack((select"
-        f" queen._frame(u.message_id, u.txn, u.producer_sub, null, true, {CHANGES[change]})"
-        " from queen._segment_unpack(s.blob, s.base_offset, 1, 1000000, 'x') u), 1)"
+        "update queen.log_segments s set (blob, raw_bytes) ="
+        " (select queen._segment_pack(f.raw, 1), octet_length(f.raw) from"
+        f" (select queen._frame(u.message_id, u.txn, u.producer_sub, null, true, {CHANGES[change]}) as raw"
+        f" from {FRAMES}) f)"
     )
     refused(db.superuser, POP_P, says="message ")
 
@@ -317,4 +313,5 @@ def test_segments_are_handed_over_as_they_are(db: Database, producer: Connection
     push(producer, SECRET)
     keys.remove()
     blob = db.value("select segment from queen.pop_segments('q', 'g')")
-    assert db.rows("select encrypted from queen._segment_unpack(%s, 1, 1, 1, 'x')", blob) == [(True,)]
+    unpacked = "queen._segment_unpack(%s, s.raw_bytes, 1, 1, 1, 1, 'x')"
+    assert db.rows(f"select encrypted from queen.log_segments s, {unpacked}", blob) == [(True,)]

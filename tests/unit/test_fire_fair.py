@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import StartSweeper
 from tests.support.database import Connection, Database
+from tests.support.log import FRAMES
 from tests.support.waiting import wait_for
 
 BIG, SMALL = UUID(int=0xA << 120), UUID(int=0xB << 120)
@@ -145,7 +146,7 @@ def test_a_held_partition_in_a_backlog(db: Database, sweeper: StartSweeper) -> N
     dues = db.rows(
         "select u.deliver_at_us from queen.log_segments s"
         " join queen.log_partitions p on p.id = s.partition_id join queen.queues q on q.id = p.queue_id"
-        " cross join lateral queen._segment_unpack(s.blob, s.base_offset, 1, 100000, 'test') u"
+        f" cross join lateral {FRAMES}"
         " where q.name = 'q1' and u.deliver_at_us is not null order by u.\"offset\""
     )
     assert len(dues) == 5000

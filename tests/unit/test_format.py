@@ -18,6 +18,7 @@ from pg_queen import segment
 
 from tests.support.database import Connection, Database
 from tests.support.keys import KeyFile, key
+from tests.support.log import FRAMES
 from tools.cluster import ROOT
 
 PAGE: Final = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
@@ -99,7 +100,7 @@ def check_readers(db: Database, decode: Decoder) -> None:
     rows = db.rows(
         'select u."offset", u.message_id, u.txn, u.producer_sub, u.deliver_at_us, u.encrypted, u.payload'
         " from queen.log_segments s"
-        " cross join queen._segment_unpack(s.blob, s.base_offset, s.base_offset, s.end_offset, 'here') u order by 1"
+        f" cross join {FRAMES} order by 1"
     )
     names = ("offset", "message_id", "txn", "producer_sub", "deliver_at_us", "encrypted", "payload")
     assert [dict(zip(names, row, strict=True)) for row in rows] == page

@@ -8,70 +8,10 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from tests.support.calls import GOOD, expression, literal
 from tests.support.database import Connection, Database
 from tests.support.lateness import Ledger
 
-# A call that would be right, for every public function with a name among its arguments. `{}` is where a name goes.
-LEASE: Final = "'00000000-0000-0000-0000-000000000000'"
-GOOD: Final[dict[str, dict[str, str]]] = {
-    "schedule": {
-        "queue": "'q'",
-        "timer_key": "'k'",
-        "payload": "'1'",
-        "delay": "'1 h'",
-        "partition": "'p'",
-        "txn": "'t'",
-    },
-    "schedule_bytes": {
-        "queue": "'q'",
-        "timer_key": "'k'",
-        "payload": "'\\x00'",
-        "delay": "'1 h'",
-        "partition": "'p'",
-        "txn": "'t'",
-    },
-    "schedule_many": {
-        "queue": "'q'",
-        "timer_keys": "array['a', 'b']",
-        "payloads": "array['1', '2']::jsonb[]",
-        "delays": "array['1 h', '2 h']::interval[]",
-        "partitions": "array['a', 'b']",
-        "txns": "array['a', 'b']",
-    },
-    "reschedule": {"queue": "'q'", "timer_key": "'k'", "delay": "'1 h'"},
-    "cancel": {"queue": "'q'", "timer_key": "'k'"},
-    "peek": {"queue": "'q'", "timer_key": "'k'"},
-    "list_timers": {"queue": "'q'", "max_rows": "5"},
-    "push": {"queue": "'q'", "payload": "'1'", "partition": "'p'", "txn": "'t'"},
-    "push_bytes": {"queue": "'q'", "payload": "'\\x00'", "partition": "'p'", "txn": "'t'"},
-    "push_many": {
-        "queue": "'q'",
-        "payloads": "array['1', '2']::jsonb[]",
-        "partition": "'p'",
-        "txns": "array['a', 'b']",
-    },
-    "pop": {"queue": "'q'", "consumer_group": "'g'", "max_messages": "5", "lease": "'1 s'", "partition": "'p'"},
-    "pop_segments": {
-        "queue": "'q'",
-        "consumer_group": "'g'",
-        "max_messages": "5",
-        "lease": "'1 s'",
-        "partition": "'p'",
-    },
-    "ack": {"queue": "'q'", "consumer_group": "'g'", "partition": "'p'", "lease_id": LEASE},
-    "nack": {"queue": "'q'", "consumer_group": "'g'", "partition": "'p'", "lease_id": LEASE},
-    "extend": {"queue": "'q'", "consumer_group": "'g'", "partition": "'p'", "lease_id": LEASE, "lease": "'1 s'"},
-    "seek": {"queue": "'q'", "consumer_group": "'g'", "to_offset": "0", "partition": "'p'"},
-    "drop_group": {"queue": "'q'", "consumer_group": "'g'"},
-    "sent": {"queue": "'q'", "txn": "'t'"},
-    "configure_queue": {"queue": "'q'", "options": "'{}'"},
-    "pause_queue": {"queue": "'q'"},
-    "resume_queue": {"queue": "'q'"},
-    "drop_queue": {"queue": "'q'"},
-    "dlq_list": {"queue": "'q'"},
-    "dlq_requeue": {"queue": "'q'"},
-    "dlq_purge": {"queue": "'q'"},
-}
 NAMES: Final = ("queue", "timer_key", "partition", "txn", "consumer_group", "timer_keys", "partitions", "txns")
 # Null means something of its own: any partition, the message id, no arrays.
 NULLABLE: Final = {
@@ -79,16 +19,6 @@ NULLABLE: Final = {
     *[(name, "partition") for name in ("pop", "pop_segments", "seek")],
     *[("schedule_many", "partitions"), ("schedule_many", "txns"), ("push_many", "txns")],
 }
-
-
-def expression(function: str, **changes: str) -> str:
-    """A call that is right but for the changes."""
-    arguments = {**GOOD[function], **changes}
-    return f"select * from queen.{function}({', '.join(f'{quoted(n)} => {v}' for n, v in arguments.items())})"
-
-
-def quoted(name: str) -> str:
-    return f'"{name}"'
 
 
 def refused(connection: Connection, statement: str, argument: str, *parameters: Any) -> psycopg.Error:
@@ -139,11 +69,6 @@ def test_bad_names(admin: Connection) -> None:
             refused(admin, expression(function, **{name: "null"}), name)
         if name in ("timer_keys", "partitions"):
             refused(admin, expression(function, **{name: "array['ok', null]"}), name)
-
-
-def literal(value: str) -> str:
-    """A value as an SQL literal."""
-    return "E'" + "".join(f"\\u{ord(c):04x}" if not c.isalnum() else c for c in value) + "'"
 
 
 BAD_TIMES: Final[list[tuple[dict[str, str], str]]] = [

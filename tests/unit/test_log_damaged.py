@@ -60,7 +60,9 @@ def test_other_groups_and_what_lies_behind(spoiled: Database, consumer: Connecti
 
 def test_mended_it_is_delivered(spoiled: Database, consumer: Connection) -> None:
     good = spoiled.value("select queen._segment_pack(queen._frame(gen_random_uuid(), null, 'x', null, false, '2'), 1)")
-    spoiled.execute("update queen.log_segments set blob = %s where get_byte(blob, 19) = 222", good)
+    spoiled.execute(
+        "update queen.log_segments set blob = %s, raw_bytes = 4 + 21 + 1 + 1 where get_byte(blob, 19) = 222", good
+    )
     rows = consumer.execute("select \"offset\", payload from queen.pop('q', 'g', partition => 'b')").fetchall()
     assert [offset for offset, _ in rows] == [1, 2, 3]
     assert rows[1][1] == 2

@@ -6,9 +6,9 @@ from typing import Final
 
 import psycopg
 import pytest
-from psycopg.types.json import Jsonb
 
 from tests.support.database import Connection, Database
+from tests.support.whole_way import whole_way
 
 SETTINGS: Final = {
     "empty search path": ["set search_path = ''"],
@@ -35,43 +35,6 @@ SETTINGS: Final = {
 }
 
 
-def whole_way(connection: Connection) -> None:
-    """Schedule, look, move, fire, pop, refuse, take again, acknowledge."""
-
-    def one(statement: str, *arguments: object) -> tuple[object, ...]:
-        row = connection.execute(statement, arguments or None).fetchone()
-        assert row is not None, statement
-        return row
-
-    assert one(
-        "select status from queen.schedule('q', 'k', %s, delay => '1 hour', txn => 't')", Jsonb({"x": [1.5, "\u00e9"]})
-    ) == ("scheduled",)
-    assert one("select status from queen.schedule_bytes('q', 'b', %s, '0')", b"\x00\\\xff") == ("scheduled",)
-    assert one("select count(*) from queen.schedule_many('q', '{m,n}', array['1', '2']::jsonb[], '{0,0}')") == (2,)
-    assert one("select payload from queen.peek('q', 'k')") == ({"x": [1.5, "\u00e9"]},)
-    assert one("select status from queen.reschedule('q', 'k', '-1 day')") == ("rescheduled",)
-    assert one("select status from queen.push('q', '\"pushed\"', txn => 'u')") == ("queued",)
-    assert one("select status from queen.push('q', '\"pushed\"', txn => 'u')") == ("duplicate",)
-    assert one("select queen.fire_due()") == (4,)
-    messages = connection.execute(
-        "select \"offset\", payload, payload_bytes, lease_id from queen.pop('q', 'g')"
-    ).fetchall()
-    assert [m[:3] for m in messages] == [
-        (1, "pushed", None),
-        (2, {"x": [1.5, "\u00e9"]}, None),
-        (3, None, b"\x00\\\xff"),
-        (4, 1, None),
-        (5, 2, None),
-    ]
-    lease = messages[0][3]
-    assert one("select status from queen.nack('q', 'g', 'Default', %s, 'no')", lease) == ("nacked",)
-    assert one("select status from queen.nack('q', 'g', 'Default', %s, 'no')", lease) == ("lease_lost",)
-    (lease,) = one("select distinct lease_id from queen.pop('q', 'g')")
-    assert one("select status, acked from queen.ack('q', 'g', 'Default', %s)", lease) == ("acked", 5)
-    assert one("select \"offset\" from queen.sent('q', 't')") == (2,)
-    assert one("select queen.drop_queue('q') ->> 'messages'") == ("5",)
-
-
 @pytest.mark.parametrize("what", SETTINGS)
 def test_settings_of_the_session(db: Database, what: str) -> None:
     connection = db.connect("postgres")
@@ -91,33 +54,6 @@ def test_another_client_encoding(db: Database, producer: Connection) -> None:
     rows = db.rows('select "partition", payload, txn from queen.pop(\'q\') order by "partition" collate "C"')
     assert [row[:2] for row in rows] == [("Default", "\u00e9"), ("\u00e4", "\u00e9")]
     assert rows[0][2] == "\u00fc"
-
-
-def test_a_schema_of_decoys_in_front(db: Database) -> None:
-    """Functions, operators, tables and types of the same names, in a schema of one's own and in pg_temp."""
-    connection = db.connect("ada_admin")
-    db.execute("create schema decoy authorization ada_admin")
-    connection.execute("set search_path = decoy, public, pg_catalog")
-    spoil = "language plpgsql as $$ begin raise exception 'a decoy was called'; end $$"
-    for signature, result in (
-        ("octet_length(text)", "int"),
-        ("octet_length(bytea)", "int"),
-        ("now()", "timestamptz"),
-        ("clock_timestamp()", "timestamptz"),
-        ("convert_to(text, name)", "bytea"),
-        ("gen_random_uuid()", "uuid"),
-        ("format(text, text)", "text"),
-        ("jsonb_typeof(jsonb)", "text"),
-        ("hashtext(text)", "int"),
-    ):
-        connection.execute(f"create function decoy.{signature} returns {result} {spoil}")
-    connection.execute(f"create function decoy.eq(text, text) returns boolean {spoil}")
-    connection.execute("create operator decoy.= (leftarg = text, rightarg = text, function = decoy.eq)")
-    for table in ("log_timers", "queues", "log_partitions", "log_segments", "config", "log_consumers", "pg_class"):
-        connection.execute(f"create temporary table {table} (id int, name int, queue int)")
-        connection.execute(f"create table decoy.{table} (id int, name int, queue int)")
-    connection.execute("create type decoy.timer_verdict as (ok int)")
-    whole_way(connection)
 
 
 def test_names_alike_in_their_first_63_bytes(db: Database, producer: Connection) -> None:
