@@ -39,6 +39,24 @@ begin atomic
 end;
 comment on function queen._jobs(int, text) is 'The jobs of pg_cron that so many workers need.';
 
+create function queen._cron_hint(p_problem text, p_workers int)
+returns text
+language sql
+stable
+begin atomic
+    select case
+             when p_problem like 'pg_cron is not loaded%' then
+               format('Install pg_cron (Debian: postgresql-%s-cron), set', current_setting('server_version_num')::int / 10000)
+               || ' shared_preload_libraries = ''pg_cron'' and cron.database_name = '''
+               || current_database() || ''', restart the server, and run create extension pg_cron.'
+             when current_setting('cron.database_name', true) <> current_database() then
+               'In that database run: ' || (
+                 select string_agg(format('select cron.schedule_in_database(%L, %L, %L, %L);', w.name || ' in ' || current_database(), w.schedule, w.command, current_database()), ' ' order by w.ord)
+                   from queen._jobs(p_workers, '* * * * *') w)
+             else 'Run create extension pg_cron, then select queen.start().' end;
+end;
+comment on function queen._cron_hint(text, int) is 'The way out of what queen._cron_problem says.';
+
 -- Others may have jobs with names like ours, in this database or, on behalf of the same owner, in another one.
 create function queen._own_jobs()
 returns table (jobid bigint, name text, worker int)
@@ -75,16 +93,7 @@ begin
     raise exception using
       errcode = 'QN001',
       message = v_problem,
-      hint = case
-        when v_problem like 'pg_cron is not loaded%' then
-          format('Install pg_cron (Debian: postgresql-%s-cron), set', current_setting('server_version_num')::int / 10000)
-          || ' shared_preload_libraries = ''pg_cron'' and cron.database_name = '''
-          || current_database() || ''', restart the server, and run create extension pg_cron.'
-        when current_setting('cron.database_name', true) <> current_database() then
-          'In that database run: ' || (
-            select string_agg(format('select cron.schedule_in_database(%L, %L, %L, %L);', w.name || ' in ' || current_database(), w.schedule, w.command, current_database()), ' ' order by w.ord)
-              from queen._jobs(start.workers, '* * * * *') w)
-        else 'Run create extension pg_cron, then this again.' end;
+      hint = queen._cron_hint(v_problem, start.workers);
   end if;
   -- 1.5 and later know seconds: a worker that died is back within one.
   if (select (regexp_match(e.extversion, '^([0-9]+)[.]([0-9]+)'))[1:2]::int[] >= array[1, 5]

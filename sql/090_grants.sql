@@ -80,6 +80,7 @@ grant execute on function
   queen.log_timers_fire(uuid[], text[], text[], uuid[]),
   queen.log_timers_fail(uuid[], text[], text[], uuid[], text, interval, boolean),
   queen.start(int),
+  queen.doctor(),
   queen.stop(),
   queen._sweep_begin(interval, int, int),
   queen._sweep_step(queen._sweep_state),

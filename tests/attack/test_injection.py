@@ -250,6 +250,7 @@ NEEDS: Final[dict[str, list[str]]] = {
     "start": [],
     "stop": [],
     "status": [],
+    "doctor": [],
 }
 # A second place for one of these takes its value away.
 INSTEAD: Final = {"--at": "--delay", "--file": "1", "--to-time": "--to-offset"}

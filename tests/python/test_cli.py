@@ -271,6 +271,20 @@ def test_start_without_pg_cron_here_says_what_is_missing(db: Database, cli: Cli)
     _error(cli("start"), DATABASE_ERROR, "pg_cron", "hint: ")
 
 
+def test_doctor(db: Database, cli: Cli) -> None:
+    """Ends with 1 when something is wrong, with each statement on a line of its own that can be copied."""
+    done = cli("doctor")
+    assert done.exit_code == REFUSED
+    assert done.stderr == ""
+    assert any(line.split()[:2] == ["WRONG", "workers"] for line in done.stdout.splitlines())
+    assert any(line.split()[:2] == ["ok", "python"] for line in done.stdout.splitlines())
+    assert any(line.strip().startswith("select queen.start()") for line in done.stdout.splitlines())
+    lines = [json.loads(line) for line in cli("doctor", "--json").stdout.splitlines()]
+    assert [line["name"] for line in lines if not line["ok"]] == ["pg_cron", "workers"]
+    assert all((line["hint"] is None) == line["ok"] for line in lines)
+    _error(cli("doctor", user="alice_producer"), NOT_PERMITTED, "permission denied")
+
+
 def test_start_status_stop(cron_db: Database, cli: Cli) -> None:
     url = cron_db.conninfo("ada_admin")
     started = cli("start", "--workers", "3", url=url)

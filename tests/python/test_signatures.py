@@ -7,6 +7,7 @@ from typing import Any
 
 from pg_queen import (
     AckResult,
+    Check,
     DeadLetter,
     Message,
     PushResult,
@@ -49,6 +50,7 @@ RECORDS: dict[str, type[Any]] = {
     "dlq_list": DeadLetter,
     "sent": Sent,
     "status": Status,
+    "doctor": Check,
 }
 
 ALIASES = {"int": "integer", "timestamptz": "timestamp with time zone"}

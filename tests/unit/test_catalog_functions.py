@@ -125,6 +125,7 @@ PUBLIC = {
         " due bigint, next_due_at timestamptz, oldest_lateness interval, busy_partitions integer, paused_queues bigint,"
         " dead_letters bigint, schedule_enabled boolean, fire_enabled boolean)",
     ),
+    "doctor": ("", "TABLE(name text, ok boolean, detail text, hint text)"),
     "maintain": ("run_for interval = '00:00:50'", None),
 }
 

@@ -51,6 +51,7 @@ FUNCTIONS = {
     "log_timers_fire": "---x-",
     "log_timers_fail": "---x-",
     "start": "---x-",
+    "doctor": "---x-",
     "stop": "---x-",
     "sweep": "---x-",
     "maintain": "---x-",

@@ -168,7 +168,7 @@ def test_pg_cron_not_created(own_cron_db: OwnCron) -> None:
     assert message == "extension pg_cron is not created in this database"
     assert db.value("select pg_cron from queen.status()") == message
     assert db.value("select queen.stop()") == 0
-    assert hint == "Run create extension pg_cron, then this again."
+    assert hint == "Run create extension pg_cron, then select queen.start()."
     db.execute("create extension pg_cron")
     assert start(db.superuser) == names(2)
 

@@ -22,6 +22,7 @@ from .errors import (
 from .install import Installed, install, install_files
 from .types import (
     AckResult,
+    Check,
     DeadLetter,
     Delay,
     DroppedQueue,
@@ -37,6 +38,7 @@ from .types import (
 
 __all__ = [
     "AckResult",
+    "Check",
     "CronUnusable",
     "DeadLetter",
     "DecoderMissing",

@@ -90,6 +90,7 @@ FUNCTIONS: Mapping[str, Function] = dict(
             {
                 "start": "workers int",
                 "stop": "",
+                "doctor": "",
                 "configure": "key text, value text",
                 "configure_queue": "queue text, options jsonb, tenant uuid",
                 "pause_queue": "queue text, tenant uuid",

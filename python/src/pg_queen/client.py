@@ -18,6 +18,7 @@ from . import _core, segment
 from .errors import KeyUnusable, SegmentDamaged
 from .types import (
     AckResult,
+    Check,
     DeadLetter,
     Delay,
     DroppedQueue,
@@ -532,6 +533,13 @@ class Queen:
     def status(self) -> Status:
         """The state of the extension in this database: ``queen.status``."""
         return self._row(Status, "status")
+
+    def doctor(self) -> list[Check]:
+        """What is wrong with pg_queen in this database, a row a check: ``queen.doctor``.
+
+        Those whose ``ok`` is False have in ``hint`` the statement that mends it.
+        """
+        return self._rows(Check, "doctor")
 
     def configure(self, key: str, value: str | None) -> str:
         """Change a setting for the whole database: ``queen.configure``.

@@ -17,6 +17,7 @@ from psycopg.types.json import Jsonb
 __all__ = [
     "AckResult",
     "AckStatus",
+    "Check",
     "DeadLetter",
     "Delay",
     "DroppedQueue",
@@ -197,6 +198,16 @@ class DroppedQueue:
     messages: int
     groups: int
     dead_letters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check of ``queen.doctor``: what was found and, when it is not ``ok``, the statement that mends it."""
+
+    name: str
+    ok: bool
+    detail: str
+    hint: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ app = typer.Typer(
     help="Durable timers and a partitioned message log inside PostgreSQL.",
     epilog=(
         "The server is named by --url, or by the PG* variables and PGSERVICE as for psql. "
-        "Exit codes: 0 done; 1 refused by the state of things (absent, too_late, lease_lost); "
+        "Exit codes: 0 done; 1 refused by the state of things (absent, too_late, lease_lost) or found wrong by doctor; "
         "2 bad usage or argument; 3 database error; 4 cannot connect; 5 the extension is not installed or cannot be; "
         "6 not permitted; 74 the output could not be written."
     ),
@@ -28,6 +28,7 @@ app.command("install")(guarded(operator.install))
 app.command("start")(guarded(operator.start))
 app.command("stop")(guarded(operator.stop))
 app.command("status")(guarded(operator.status))
+app.command("doctor")(guarded(operator.doctor))
 app.command("schedule")(guarded(timers.schedule))
 app.command("reschedule")(guarded(timers.reschedule))
 app.command("cancel")(guarded(timers.cancel))

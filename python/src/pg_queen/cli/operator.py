@@ -1,4 +1,4 @@
-"""install, start, stop, status."""
+"""install, start, stop, status, doctor."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import dataclasses
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from ..install import install as install_extension
 from ..install import install_files
-from .output import print_json, print_table
-from .session import AsJson, Url, connect, session
+from .output import print_json, print_table, printable
+from .session import REFUSED, AsJson, Url, connect, session
 
-__all__ = ["install", "start", "status", "stop"]
+__all__ = ["doctor", "install", "start", "status", "stop"]
 
 
 def install(
@@ -88,3 +90,22 @@ def status(url: Url = None, as_json: AsJson = False) -> None:
         print_table(
             ("what", "state"), [(field.name, getattr(state, field.name)) for field in dataclasses.fields(state)]
         )
+
+
+def doctor(url: Url = None, as_json: AsJson = False) -> None:
+    """Show what is wrong and the statement that mends it; ends with 1 when something is."""
+    with session(url) as queen:
+        checks = queen.doctor()
+    if as_json:
+        for check in checks:
+            print_json(check)
+    else:
+        # A terminal gets colours and folded lines; what is piped keeps each statement on one line.
+        console = Console(highlight=False, soft_wrap=True)
+        for check in checks:
+            mark = Text("ok   ", "green") if check.ok else Text("WRONG", "bold red")
+            console.print(Text.assemble(mark, "  ", (f"{check.name:<12}", "bold"), printable(check.detail)))
+            if check.hint:
+                console.print(Text(" " * 19 + printable(check.hint), "yellow"))
+    if not all(check.ok for check in checks):
+        raise typer.Exit(REFUSED)
