@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 
 from tests.support.database import Connection, Database
 from tests.support.log import FRAMES
+from tools.cluster import ROOT
 
 ROLES: Final = ("alice_producer", "carl_consumer")
 A, B = UUID(int=0xA), UUID(int=0xB)
@@ -264,6 +265,30 @@ def test_a_claim_of_another_name_in_the_session(db: Database, producer: Connecti
         producer.execute(f"select set_config('{setting}', 'postgres', false)")
     producer.execute("select queen.schedule('q', 'k', '1', '1 h')")
     assert db.value("select producer_sub from queen.log_timers") == "alice_producer"
+
+
+def test_advisory_locks_of_a_stranger(db: Database, producer: Connection) -> None:
+    """Taken by one who was granted nothing, they make a push with a txn wait; as the docs say, they can be closed."""
+    stranger = db.connect("nobody_role")
+    with producer.transaction():
+        producer.execute("select queen.push('q', '1', txn => 't')")
+        bucket = db.value("select objid::bigint from pg_locks where locktype = 'advisory' and objsubid = 2")
+    take = f"select pg_advisory_lock(hashtext('pg_queen txn'), ({bucket}::bigint::bit(32))::int)"
+    stranger.execute(take)
+    producer.execute("set lock_timeout = '100 ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        producer.execute("select queen.push('q', '1', txn => 't')")
+    # Nobody else waits, and the fire least of all.
+    producer.execute("select queen.push('q', '1'), queen.schedule('q', 'k', '1', '0', txn => 't')")
+    assert db.value("select queen.fire_due()") == 1
+    stranger.execute("select pg_advisory_unlock_all()")
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    db.execute(page.split("\n## A database shared with strangers\n")[1].split("```sql\n")[1].split("```")[0])
+    for function in ("pg_advisory_lock", "pg_advisory_xact_lock", "pg_try_advisory_lock", "pg_advisory_lock_shared"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            stranger.execute(take.replace("pg_advisory_lock", function))
+    assert producer.execute("select status from queen.push('q', '1', txn => 't')").fetchone() == ("duplicate",)
+    assert len(db.connect("carl_consumer").execute("select from queen.pop('q')").fetchall()) == 3
 
 
 def test_tables_are_closed(db: Database) -> None:

@@ -640,7 +640,7 @@ def test_words_in_code_marks_exist(catalog: Database, file: Path) -> None:
         " idle_in_transaction_session_timeout hot_standby_feedback autovacuum_vacuum_scale_factor"
         " autovacuum_vacuum_threshold pg_stat_activity pg_monitor pg_locks log_statement log_parameter_max_length"
         " log_min_duration_statement pg_stat_statements"
-        " pg_dump pg_dumpall pg_config pg_cron pg_queen pg_roles PG_CONFIG".split()
+        " search_path pg_advisory_lock pg_dump pg_dumpall pg_config pg_cron pg_queen pg_roles PG_CONFIG".split()
     )
     for words in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", plain(file), flags=re.DOTALL)):
         for word in re.findall(r"(?<![\w.])[A-Za-z]+(?:_[A-Za-z]+)+\b", words):
@@ -692,9 +692,12 @@ def test_operations_sql_runs_and_removes(app: Database) -> None:
     app.execute("create role docs_operator login")
     app.execute("grant queen_admin, pg_monitor to docs_operator")
     removal = [block.line for block in blocks(OPERATIONS, "sql", "Removal")]
+    shared = blocks(OPERATIONS, "sql", "A database shared with strangers")
+    for block in shared:
+        run_sql(app, block)
     with app.connect("docs_operator") as operator:
         for block in blocks(OPERATIONS, "sql"):
-            if block.line not in removal:
+            if block.line not in [*removal, *(block.line for block in shared)]:
                 for statement in block.text.split(";\n"):
                     operator.execute(statement.encode())
     remove, sweep_up, roles = blocks(OPERATIONS, "sql", "Removal")
