@@ -18,7 +18,7 @@ ANY_PYTHON = $(firstword $(wildcard $(PYTHON)) python3)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build install uninstall demo up down test lint format bench clean
+.PHONY: help setup build install uninstall demo up down test lint format bench chaos clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -68,6 +68,9 @@ format: setup ## let ruff format the Python files
 
 bench: setup build ## measure; prints machine, versions and settings with the figures (BENCH_ARGS=)
 	@$(PYTHON) -m tests.bench $(BENCH_ARGS)
+
+chaos: setup build ## faults under load, judged from what clients wrote down (CHAOS_ARGS=)
+	@$(PYTHON) -m tests.chaos $(CHAOS_ARGS)
 
 clean: ## stop the demo's server and remove everything that was made here
 	@$(ANY_PYTHON) -m tools.cluster remove
